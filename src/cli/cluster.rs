@@ -4,14 +4,12 @@ use super::install::own_kubeconfig;
 use super::kubectl::Kubectl;
 use super::output::CommandError;
 use clap::Args;
-use detour_cni::agent::install::{HostPath, HostRoot, InstalledTexts, NodeFiles};
+use detour_cni::agent::install::{HostPath, HostRoot, InstalledText, InstalledTexts, NodeFiles};
 use detour_cni::cluster::{self, Cluster, NodeApi};
 use detour_cni::cni::{
     CniCommand, Code, Error, Kubernetes, NODE_CONFIGURATION, NetConf, OWN_TYPES, is_configuration_file,
 };
-use detour_cni::inspect::{
-    AppliedConf, ConfigurationOrigin, ConfigurationSource, InstalledText, NO_CREDENTIALS, Subject, socket_lb,
-};
+use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, ConfigurationSource, NO_CREDENTIALS, Subject, socket_lb};
 use detour_cni::plugin::node;
 use detour_cni::pod::{Facts, Pod, PodRef};
 use detour_cni::trusted_file;
@@ -215,13 +213,18 @@ fn installed_on_node(
 ) -> Result<Subject, Error> {
     match installed(&facts.pod, root) {
         Ok((texts, reason)) => {
-            let mut places: Vec<String> = texts.iter().map(|one| one.place.clone()).collect();
+            let mut places: Vec<String> = texts.iter().map(|one| one.path.to_string()).collect();
             places.dedup();
             let source = ConfigurationSource::Node;
             let origin = ConfigurationOrigin { source, places, reason, ..ConfigurationOrigin::default() };
             let reached = HostPath::new(NODE_CONFIGURATION).and_then(|path| HostRoot::new(root).reach(&path).ok());
             let node = reached.map(|path| node::read(NODE_CONFIGURATION, &path)).transpose()?.flatten();
-            let subject = Subject::installed(&texts, node.as_ref().map(|(node, _)| node), origin, facts, cluster)?;
+            let node = node.as_ref().map(|(node, _)| node);
+            let applied = texts.iter().map(|InstalledText { path, text, for_every_pod, .. }| {
+                AppliedConf::installed(&path.to_string(), text, *for_every_pod, node)
+            });
+            let applied = applied.collect::<Result<Vec<_>, _>>()?;
+            let subject = Subject::installed(&applied, origin, facts, cluster)?;
             // The command runs on the pod's node.
             Ok(Subject { socket_lb: socket_lb::products(root).unwrap_or_default(), ..subject })
         }
@@ -246,12 +249,7 @@ fn installed(pod: &Pod, root: &Path) -> Result<(Vec<InstalledText>, Option<Strin
         let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
         return Err(format!("no configuration is installed on node {node}{reason}"));
     }
-    let texts = texts.into_iter().map(|one| InstalledText {
-        place: one.path.to_string(),
-        text: one.text,
-        for_every_pod: one.for_every_pod,
-    });
-    Ok((texts.collect(), reason))
+    Ok((texts, reason))
 }
 
 /// Checks that the file or directory of a flag exists.

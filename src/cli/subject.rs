@@ -172,17 +172,8 @@ pub(super) struct NetnsArguments {
     pub(super) place: NodeArguments,
 }
 
-/// The object whose network namespace is read.
-pub(super) enum NetnsSelector {
-    /// A path, or a name in /run/netns.
-    Netns(PathBuf),
-    Process(u32),
-    Container(String),
-    /// A pod by its UID on the node.
-    Uid(String),
-    /// A pod from the cluster.
-    Pod(Box<Subject>),
-}
+/// The usage error of a command without a network namespace.
+pub(super) const NO_NETNS: &str = "expected a network namespace, or a pod: -n NAMESPACE POD";
 
 /// The live rules of a network namespace, and how it was found.
 pub(super) struct NetnsRules {
@@ -223,46 +214,49 @@ fn outside(to: IpAddr) -> IpAddr {
 }
 
 impl NetnsArguments {
-    /// Returns the object that `--pid`, `--container` or `--pod-uid` selects.
-    pub(super) fn selector(&self) -> Option<NetnsSelector> {
-        let process = self.pid.map(NetnsSelector::Process);
-        let container = || self.container.clone().map(NetnsSelector::Container);
-        process.or_else(container).or_else(|| self.pod_uid.clone().map(NetnsSelector::Uid))
+    /// Whether an option selects a network namespace.
+    pub(super) const fn is_given(&self) -> bool {
+        self.pid.is_some() || self.container.is_some() || self.pod_uid.is_some()
     }
 
-    /// Reads the live rules. `command` is the command with its arguments except the selector; it is used in the hint to
-    /// run it on another node.
+    /// Reads the live rules of `pod`, of `netns` (a path, or a name in /run/netns), or of what the options select. `command`
+    /// is the command with its arguments except the selector; it is used in the hint to run it on another node.
     ///
     /// # Errors
     /// The namespace is not on this node (if the pod's node is known, with the command to run there) or can't be read.
-    pub(super) fn read(&self, selector: &NetnsSelector, command: &str) -> Result<NetnsRules, CommandError> {
+    pub(super) fn read(
+        &self,
+        pod: Option<&Subject>,
+        netns: Option<&Path>,
+        command: &str,
+    ) -> Result<NetnsRules, CommandError> {
         let root = self.place.root()?;
         let store = Store::new(root.join(ROOT.trim_start_matches('/')));
-        let found = |found: FoundNetns| {
+        let found = match (pod, &self.container, &self.pod_uid) {
+            (Some(subject), ..) => Some(find_pod(root, subject, command)?),
+            (None, Some(id), _) => Some(of_container(root, id)?.ok_or_else(|| not_found(&format!("container {id}")))?),
+            (None, None, Some(uid)) => Some(of_uid(root, uid)?.ok_or_else(|| not_found(&format!("pod {uid}")))?),
+            (None, None, None) => None,
+        };
+        if let Some(found) = found {
             let rules = LiveRules::of(&found.open()?, &store)?;
-            Ok(NetnsRules { rules, netns: found.netns, evidence: Some(found.evidence) })
+            return Ok(NetnsRules { rules, netns: found.netns, evidence: Some(found.evidence) });
+        }
+        let path = match (netns, self.pid) {
+            (Some(path), _) if is_name(path) => root.join("run/netns").join(path),
+            (Some(path), _) => on_node(root, path)?,
+            (None, Some(pid)) => root.join(format!("proc/{pid}/ns/net")),
+            (None, None) => return Err(CommandError::Usage(NO_NETNS.to_owned())),
         };
-        let path = match selector {
-            NetnsSelector::Netns(path) if is_name(path) => root.join("run/netns").join(path),
-            NetnsSelector::Netns(path) => on_node(root, path)?,
-            NetnsSelector::Process(pid) => root.join(format!("proc/{pid}/ns/net")),
-            NetnsSelector::Container(id) => {
-                return found(of_container(root, id)?.ok_or_else(|| not_found(&format!("container {id}")))?);
-            }
-            NetnsSelector::Uid(uid) => {
-                return found(of_uid(root, uid)?.ok_or_else(|| not_found(&format!("pod {uid}")))?);
-            }
-            NetnsSelector::Pod(subject) => return found(find_pod(root, subject, command)?),
-        };
-        let rules = LiveRules::read(&path, &store).map_err(|error| match selector {
-            NetnsSelector::Netns(name) if is_name(name) && !path.exists() => {
+        let rules = LiveRules::read(&path, &store).map_err(|error| match netns.filter(|_| !path.exists()) {
+            Some(name) if is_name(name) => {
                 let live = if command.starts_with("trace") { "--live " } else { "" };
                 let hint =
                     format!("`ip netns` lists names; to select a pod, use {live}-n NAMESPACE {}", name.display());
                 CommandError::Input(Error { msg: format!("{}; {hint}", error.msg), ..error })
             }
-            NetnsSelector::Netns(_) if !path.exists() => CommandError::Input(error),
-            _ => error.into(),
+            Some(_) => CommandError::Input(error),
+            None => error.into(),
         })?;
         Ok(NetnsRules { rules, netns: path, evidence: None })
     }
@@ -280,7 +274,7 @@ fn find_pod(root: &Path, subject: &Subject, command: &str) -> Result<FoundNetns,
         // The UID of a static pod is an annotation, which may have that of another pod.
         let selector =
             if pod.is_mirror() { format!("-n {} {}", pod.namespace, pod.name) } else { format!("--pod-uid {uid}") };
-        node_hint(pod, agent_namespace, None, &format!("{command} {selector}"))
+        node_hint(pod, agent_namespace, &format!("{command} {selector}"))
     };
     let error = match of_pod(root, pod) {
         Ok(Some(found)) => return Ok(found),

@@ -1,7 +1,7 @@
 //! `detour trace`: follows one packet through desired or live rules.
 
 use super::output::{CommandError, CommandOutput, OutputArguments};
-use super::subject::{NetnsArguments, NetnsSelector, SubjectArguments};
+use super::subject::{NetnsArguments, SubjectArguments};
 use clap::{ArgGroup, Args};
 use detour_cni::cni::Error;
 use detour_cni::firewall::{Destination, RulesetView, Sender};
@@ -79,21 +79,17 @@ pub(super) fn run(arguments: &TraceArguments) -> Result<CommandOutput, CommandEr
         return Err(CommandError::Usage(msg));
     }
     let root = arguments.namespace.place.root()?;
-    let selector = match &arguments.netns {
-        Some(path) => Some(NetnsSelector::Netns(path.clone())),
-        None if arguments.live => Some(NetnsSelector::Pod(Box::new(arguments.subject.live_pod(root)?))),
-        None => arguments.namespace.selector(),
-    };
+    let is_live = arguments.live || arguments.netns.is_some() || arguments.namespace.is_given();
     let invalid = |error: Error| CommandError::Input(Error { msg: format!("--{}", error.msg), ..error });
     let resolve = |pod: Option<&Pod>| sender.resolve(pod).map_err(invalid);
     let container = sender.container();
-    let report = match selector {
-        Some(selector) => {
-            let pod = if let NetnsSelector::Pod(subject) = &selector { Some(&subject.facts.pod) } else { None };
-            let from = resolve(pod)?;
+    let report = match is_live {
+        true => {
+            let pod = if arguments.live { Some(arguments.subject.live_pod(root)?) } else { None };
+            let from = resolve(pod.as_ref().map(|subject| &subject.facts.pod))?;
             let name = container.map(|name| format!("container={name},")).unwrap_or_default();
             let command = format!("trace --from '{name}{from}' --to '{}'", arguments.to);
-            let read = arguments.namespace.read(&selector, &command)?;
+            let read = arguments.namespace.read(pod.as_ref(), arguments.netns.as_deref(), &command)?;
             let interface = match &arguments.interface {
                 Some(interface) => interface.clone(),
                 None => read.interface_of(from, to.address.ip())?,
@@ -102,7 +98,7 @@ pub(super) fn run(arguments: &TraceArguments) -> Result<CommandOutput, CommandEr
             let (view, senders) = (rules.view(), ExcludedSenders::live(&rules, root));
             senders.trace(&view, (from, container), to, &rules.addresses, &interface)
         }
-        None => {
+        false => {
             let subject = arguments.subject.read(root)?;
             let from = resolve(Some(&subject.facts.pod))?;
             let Explained { explanation, policy } = explained(&subject);

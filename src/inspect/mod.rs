@@ -24,7 +24,6 @@ pub use explain::{
     ExcludedContainer, ExcludedPart, ExcludedTraffic, Explained, ExplainedGuard, Explanation, Explanations,
     InitContainer, NetworkReport, Proxy, Setting, Warning, explain, explained, picture,
 };
-pub use installed::InstalledText;
 pub use needless_exclusions::NeedlessExclusion;
 pub use nodes::{
     AgentDaemonSet, AgentOutput, AgentPod, NodeCheck, NodeLabels, NodeResult, NodesAudit, NodesCheck, PodOfNode,

@@ -157,7 +157,7 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, node: &CheckedNode, results: &m
     let found = pod_netns.found();
     // Events come first: they explain why a pod that never started has no network namespace.
     logs::events(api, pod, found.is_some(), results);
-    pod_netns.examine(target, api, conf.as_ref(), results);
+    pod_netns.examine(target, conf.as_ref(), results);
     let live = rules::examine(found, &store(target), explained.as_ref().map(|explained| &explained.policy), results);
     let policy = live.as_ref().and_then(|(live, _)| live.desired.as_ref()).map(|asked| &asked.policy);
     rules::examine_default_route(found, policy, results);

@@ -3,9 +3,8 @@
 
 use super::checks;
 use super::report::{CheckTarget, CheckVerdict, Results};
-use crate::cluster::NodeApi;
 use crate::cni::{Error, NetConf};
-use crate::inspect::nodes::{AGENT_NAMESPACE, node_hint};
+use crate::inspect::nodes::node_hint;
 use crate::inspect::rules::{LiveRules, Mark, RuleLine, RulesReport};
 use crate::inspect::terminal::first_of;
 use crate::netns::default_route_interfaces;
@@ -141,13 +140,7 @@ impl<'a> PodNetns<'a> {
     }
 
     /// Adds the checks of the pod's location; for a pod on another node, the next step is the command to run there.
-    pub(super) fn examine(
-        &self,
-        target: &CheckTarget,
-        api: Option<&NodeApi>,
-        conf: Option<&NetConf>,
-        results: &mut Results,
-    ) {
+    pub(super) fn examine(&self, target: &CheckTarget, conf: Option<&NetConf>, results: &mut Results) {
         let verdict = match (self.pod, &self.found) {
             _ if results.has_failed(checks::EVENTS) && self.found().is_none() => {
                 CheckVerdict::not_checked(format!("because {} failed", checks::EVENTS.id))
@@ -161,13 +154,13 @@ impl<'a> PodNetns<'a> {
                 "run crictl inspectp on the node for the runtime's view of the sandbox",
             ),
             (None, Ok(None)) => CheckVerdict::not_checked("the pod is not known"),
-            (Some(pod), Ok(None)) => here(pod, target, api, conf),
+            (Some(pod), Ok(None)) => here(pod, target, conf),
         };
         results.add(checks::NETNS_FOUND, verdict);
     }
 }
 
-fn here(pod: &Pod, target: &CheckTarget, api: Option<&NodeApi>, conf: Option<&NetConf>) -> CheckVerdict {
+fn here(pod: &Pod, target: &CheckTarget, conf: Option<&NetConf>) -> CheckVerdict {
     let Some(node) = &pod.node_name else {
         return CheckVerdict::not_checked("it is not scheduled yet; see kubectl describe pod");
     };
@@ -180,14 +173,8 @@ fn here(pod: &Pod, target: &CheckTarget, api: Option<&NodeApi>, conf: Option<&Ne
     let this = target.node_name.as_deref().unwrap_or("unknown");
     let probe = if target.probe { " --probe" } else { "" };
     let question = format!("doctor -n {} {}{probe}", pod.namespace, pod.name);
-    let kubernetes = conf.map(|conf| &conf.kubernetes);
-    let agents = kubernetes.and_then(|kubernetes| kubernetes.agent_namespace.as_deref());
-    let agents = agents.unwrap_or(AGENT_NAMESPACE);
-    let pods = api.and_then(|api| api.pods_of_node(node, Some(agents)).ok()).unwrap_or_default();
-    let prefixes = kubernetes.map_or(&[][..], |kubernetes| &kubernetes.agent_pod_prefixes);
-    let is_agent = |name: &&str| prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()));
-    let agent = pods.iter().map(|scheduled| scheduled.pod.name.as_str()).find(is_agent);
-    let next = node_hint(pod, Some(agents), agent, &question);
+    let agents = conf.and_then(|conf| conf.kubernetes.agent_namespace.as_deref());
+    let next = node_hint(pod, agents, &question);
     CheckVerdict::to_do(format!("it runs on node {node}; this is node {this}"), next)
 }
 
