@@ -239,7 +239,7 @@ impl NetnsArguments {
             (None, None, None) => None,
         };
         if let Some(found) = found {
-            let rules = LiveRules::of(&found.open()?, &store)?;
+            let rules = LiveRules::of_found(&found, &store)?;
             return Ok(NetnsRules { rules, netns: found.netns, evidence: Some(found.evidence) });
         }
         let path = match (netns, self.pid) {

@@ -41,25 +41,18 @@ impl LiveRules {
     /// Reads the network namespace at `path`.
     ///
     /// # Errors
-    /// The path is not a network namespace, or those of [`Self::of`].
+    /// The path is not a network namespace, or its rules or its saved state can't be read.
     pub fn read(path: &Path, store: &Store) -> Result<Self, Error> {
         let missing =
             || Error::new(Code::InvalidNetns, format!("{}: expected a network namespace, found none", path.display()));
-        Self::of(&NetNs::open(path)?.ok_or_else(missing)?, store)
-    }
-
-    /// Reads a network namespace.
-    ///
-    /// # Errors
-    /// The namespace can't be entered, or its rules or its saved state can't be read.
-    pub fn of(netns: &NetNs, store: &Store) -> Result<Self, Error> {
-        Self::within(netns, NetnsState::find(store, netns)?)
+        let netns = NetNs::open(path)?.ok_or_else(missing)?;
+        Self::within(&netns, NetnsState::find(store, &netns)?)
     }
 
     /// Reads the network namespace of a pod, with the saved state of its container if that is known.
     ///
     /// # Errors
-    /// The namespace is gone, or those of [`Self::of`].
+    /// The namespace is gone, or its rules or its saved state can't be read.
     pub fn of_found(found: &FoundNetns, store: &Store) -> Result<Self, Error> {
         let netns = found.open()?;
         let desired = match &found.container_id {

@@ -83,6 +83,11 @@ fn the_last_line_about_the_pod_decides() {
         let (outcome, found, _) = checked(scene, &[]);
         let expected = "the journal of the last day (containerd, kubelet) has no line about this pod";
         assert_eq!((outcome.as_str(), found.as_str()), ("pass", expected));
+        // Pods whose name begins with that of the pod, or with its name in another namespace.
+        let others = [CONTAINERD.replace("web-0", "web-01"), CONTAINERD.replace("shop", "bank")];
+        record(scene, &["containerd", "kubelet"], &[&others[0], &others[1], OTHER]);
+        let (outcome, found, _) = checked(scene, &[]);
+        assert_eq!((outcome.as_str(), found.as_str()), ("pass", expected));
     });
 }
 

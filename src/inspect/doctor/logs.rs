@@ -2,7 +2,7 @@
 //! log file, as they are: the words of other programs are not interpreted.
 
 use super::report::{CheckTarget, CheckVerdict, Results};
-use super::{checks, kernel};
+use super::{checks, node};
 use crate::cluster::{NodeApi, ReportedEvent};
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
@@ -71,7 +71,7 @@ fn events_verdict(events: &[ReportedEvent], running: bool) -> CheckVerdict {
 }
 
 /// Checks the journal entries of the runtime and of the kubelet.
-pub(super) fn node(target: &CheckTarget, pod: &PodRef, container: Option<&str>, results: &mut Results) {
+pub(super) fn runtime(target: &CheckTarget, pod: &PodRef, container: Option<&str>, results: &mut Results) {
     let PodRef { namespace, name, .. } = pod;
     // Runtimes write shop/web-0, shop_web-0, or each with its key.
     let has = |line: &str, word: &str| {
@@ -99,7 +99,7 @@ fn read_journal(target: &CheckTarget) -> Result<(Vec<&'static str>, String), Str
     let journalctl = |arguments: &[&str]| {
         let mut command = Command::new("journalctl");
         command.arg("--directory").arg(&directory).args(["--no-pager", "--quiet"]).args(arguments);
-        kernel::output(&mut command).map_err(|why| format!("the journal was not read: journalctl: {why}"))
+        node::output(&mut command).map_err(|why| format!("the journal was not read: journalctl: {why}"))
     };
     let logged = journalctl(&["--field=_SYSTEMD_UNIT"])?;
     let is_logged = |unit: &&str| logged.lines().any(|line| line.strip_suffix(".service") == Some(unit));

@@ -9,14 +9,11 @@ mod checks;
 mod configuration;
 mod containers;
 mod credentials;
-mod kernel;
-mod listeners;
 mod logs;
+mod node;
 mod own_list;
 mod pod;
-mod policies;
 mod probe;
-mod program;
 mod report;
 mod rules;
 
@@ -75,19 +72,19 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> CheckedNode {
     own_list::examine(target, results);
     own_list::examine_multus_chain(target, results);
     configuration::examine_node_configuration(target, results);
-    program::examine(target, &kinds, results);
+    node::examine_program(target, &kinds, results);
     let kubeconfig = credentials::examine_kubeconfig(target, conf, results);
-    program::examine_installation(target, results);
+    node::examine_installation(target, results);
     let api =
         kubeconfig.as_ref().map(|(path, _)| NodeApi::of_node(&target.mount, path.clone(), NodeApi::PROBE_TIMEOUT));
     credentials::examine_rights(api.as_ref(), conf, results);
     credentials::examine_agent(target, conf, results);
-    let policies = policies::ask(target, conf, results);
+    let policies = node::ask_policies(target, conf, results);
     if target.pod.is_none() {
-        policies::examine_node(policies.as_ref(), results);
+        node::examine_policies(policies.as_ref(), results);
     }
-    kernel::examine(conf, results);
-    kernel::examine_socket_lb(target, results);
+    node::examine_kernel(conf, results);
+    node::examine_socket_lb(target, results);
     CheckedNode { configurations, policies, kubeconfig }
 }
 
@@ -161,12 +158,12 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, node: &CheckedNode, results: &m
     let live = rules::examine(found, &store(target), explained.as_ref().map(|explained| &explained.policy), results);
     let policy = live.as_ref().and_then(|(live, _)| live.desired.as_ref()).map(|asked| &asked.policy);
     rules::examine_default_route(found, policy, results);
-    listeners::examine(found, policy, results);
+    rules::examine_listeners(found, policy, results);
     if target.probe {
         probe::examine(found, policy, facts.as_ref(), results);
     }
-    policies::examine_pod(node.policies.as_ref(), pod, results);
-    logs::node(target, pod, found.and_then(|found| found.container_id.as_deref()), results);
+    node::examine_policy(node.policies.as_ref(), pod, results);
+    logs::runtime(target, pod, found.and_then(|found| found.container_id.as_deref()), results);
     logs::plugin(target, conf.as_ref(), pod, results);
     CheckedPod { found: found.cloned(), conf, explained, live }
 }

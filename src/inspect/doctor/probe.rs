@@ -5,9 +5,8 @@
 //! on the proxy's port, the doctor listens there for the moment.
 
 use super::checks::{self, Check};
-use super::listeners::{ProbeUser, Users};
 use super::report::{CheckVerdict, Results};
-use super::rules::LOCK_TIMEOUT;
+use super::rules::{LOCK_TIMEOUT, ProbeUser, Users};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error};
 use crate::firewall::nfnetlink::{Connection, NfSocket};
 use crate::firewall::rule::protocol_number;
