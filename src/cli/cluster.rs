@@ -5,7 +5,7 @@ use super::kubectl::Kubectl;
 use super::output::CommandError;
 use clap::Args;
 use detour_cni::agent::install::{HostPath, HostRoot, InstalledText, InstalledTexts, NodeFiles};
-use detour_cni::cluster::{self, Cluster, NodeApi};
+use detour_cni::cluster::{self, Api, Cluster};
 use detour_cni::cni::{
     CniCommand, Code, Error, Kubernetes, NODE_CONFIGURATION, NetConf, OWN_TYPES, is_configuration_file,
 };
@@ -183,7 +183,9 @@ fn source(conf: Option<&NetConf>, root: &Path) -> Result<Box<dyn Cluster>, Comma
         let path = HostPath::new(path.as_ref().filter(|path| !path.as_os_str().is_empty())?)?;
         HostRoot::new(root).reach(&path).ok()
     };
-    let of_node = |path| NodeApi::of_node(root, path, TIMEOUT).into_cluster();
+    // Without retries: the user sees at once why a request fails.
+    let of_user = |api: Api| -> Box<dyn Cluster> { Box::new(api.within(TIMEOUT).once()) };
+    let of_node = |path| of_user(Api::of_kubeconfig(root, path));
     let of_configuration = |named: &Kubernetes| {
         let kubernetes = Kubernetes {
             kubeconfig: reached(&named.kubeconfig),
@@ -192,14 +194,13 @@ fn source(conf: Option<&NetConf>, root: &Path) -> Result<Box<dyn Cluster>, Comma
             ..named.clone()
         };
         match (&kubernetes.kubeconfig, &kubernetes.agent_socket, &kubernetes.manifests_dir) {
-            // Without retries: the user sees at once why a request fails.
             (Some(path), None, None) => Some(of_node(path.clone())),
             _ => cluster::source(&kubernetes),
         }
     };
     let of_plugin = || reached(&Some(own_kubeconfig().as_path().to_owned())).filter(|path| path.exists()).map(of_node);
     let found = conf.and_then(|conf| of_configuration(&conf.kubernetes));
-    let found = found.or_else(|| NodeApi::in_cluster(TIMEOUT).map(NodeApi::into_cluster)).or_else(of_plugin);
+    let found = found.or_else(|| Api::in_cluster().map(of_user)).or_else(of_plugin);
     found.ok_or_else(|| Error::new(Code::InvalidConfig, NO_CREDENTIALS).into())
 }
 

@@ -3,7 +3,7 @@
 use super::explain::{application_containers, explain};
 use super::subject::{AppliedConf, Subject};
 use super::terminal::{Cell, Tone, counted};
-use crate::cluster::{NodeApi, ScheduledPod, Workload};
+use crate::cluster::{Api, ScheduledPod, Workload};
 use crate::pod::{Facts, Namespace};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,7 +51,7 @@ pub(super) fn merged(all: impl Iterator<Item = NeedlessExclusion>) -> Vec<Needle
 }
 
 /// Returns the exclusions of a node's pods that are not needed; `None` if the pods can't be listed.
-pub(super) fn find(node: &str, api: &NodeApi, configurations: &[AppliedConf]) -> Option<Vec<NeedlessExclusion>> {
+pub(super) fn find(node: &str, api: &Api, configurations: &[AppliedConf]) -> Option<Vec<NeedlessExclusion>> {
     let mut pods = api.pods_of_node(node, None).ok()?;
     pods.retain(|scheduled| {
         let has_served = application_containers(&scheduled.pod).iter().any(|container| container.runs_after_proxy());
@@ -69,7 +69,7 @@ pub(super) fn find(node: &str, api: &NodeApi, configurations: &[AppliedConf]) ->
         let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for conf in configurations {
             // A configuration with which an ADD of the pod fails has no exclusions.
-            let subject = Subject::of(conf.clone(), facts.clone(), Some(api.cluster()));
+            let subject = Subject::of(conf.clone(), facts.clone(), Some(api));
             let Ok(explained) = subject.and_then(|subject| explain(&subject)) else { continue };
             for container in explained.explanation.init_containers {
                 found.entry(container.name).or_default().extend(container.needless_exclusions);

@@ -22,7 +22,7 @@ pub use report::{CheckOutcome, CheckTarget, CheckVerdict, Checklist, Installatio
 use super::needless_exclusions;
 use super::subject::AppliedConf;
 use crate::cluster::agent::PoliciesReport;
-use crate::cluster::{self, Cluster, KubeconfigSummary, NodeApi};
+use crate::cluster::{self, Api, Cluster, KubeconfigSummary};
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
 use crate::plugin::FormatCounts;
@@ -75,8 +75,7 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> CheckedNode {
     node::examine_program(target, &kinds, results);
     let kubeconfig = credentials::examine_kubeconfig(target, conf, results);
     node::examine_installation(target, results);
-    let api =
-        kubeconfig.as_ref().map(|(path, _)| NodeApi::of_node(&target.mount, path.clone(), NodeApi::PROBE_TIMEOUT));
+    let api = of_plugin(target, kubeconfig.as_ref());
     credentials::examine_rights(api.as_ref(), conf, results);
     credentials::examine_agent(target, conf, results);
     let policies = node::ask_policies(target, conf, results);
@@ -93,7 +92,7 @@ pub(super) struct NodeSetup {
     /// The valid configurations, and to which pods each applies.
     pub(super) configurations: Vec<AppliedConf>,
     /// The API server, or why none is known.
-    pub(super) api: Result<NodeApi, String>,
+    pub(super) api: Result<Api, String>,
     /// The saved state of attachments.
     pub(super) store: Store,
 }
@@ -135,7 +134,7 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, node: &CheckedNode, results: &m
     let files = conf.and_then(|conf| manifests(target, conf));
     let source = match (&files, &api) {
         (Some(files), _) => Ok(&**files),
-        (None, Ok(api)) => Ok(api.cluster()),
+        (None, Ok(api)) => Ok(api as &dyn Cluster),
         (None, Err(why)) => Err(why.clone()),
     };
     let cluster = source.as_ref().ok().copied();
@@ -173,15 +172,17 @@ fn api(
     target: &CheckTarget,
     kubeconfig: Option<&(PathBuf, KubeconfigSummary)>,
     results: &Results,
-) -> Result<NodeApi, String> {
-    if let Some(api) = NodeApi::in_cluster(NodeApi::PROBE_TIMEOUT) {
-        return Ok(api);
+) -> Result<Api, String> {
+    if let Some(api) = Api::in_cluster() {
+        return Ok(api.within(Api::PROBE_TIMEOUT).once());
     }
-    let (path, _) = kubeconfig.ok_or_else(|| crate::inspect::NO_CREDENTIALS.to_owned())?;
-    match results.obstacle(&[checks::API_REACHABLE]) {
-        Some(why) => Err(why),
-        None => Ok(NodeApi::of_node(&target.mount, path.clone(), NodeApi::PROBE_TIMEOUT)),
-    }
+    let api = of_plugin(target, kubeconfig).ok_or_else(|| crate::inspect::NO_CREDENTIALS.to_owned())?;
+    results.obstacle(&[checks::API_REACHABLE]).map_or(Ok(api), Err)
+}
+
+fn of_plugin(target: &CheckTarget, kubeconfig: Option<&(PathBuf, KubeconfigSummary)>) -> Option<Api> {
+    let (path, _) = kubeconfig?;
+    Some(Api::of_kubeconfig(&target.mount, path.clone()).within(Api::PROBE_TIMEOUT).once())
 }
 
 /// Returns the manifests directory as the source of facts.
