@@ -6,12 +6,12 @@ use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
-use detour_cni::agent::install::{DesiredState, Digest, HostPath, NodeFiles, kubeconfig};
+use detour_cni::agent::install::{DesiredState, Digest, HostPath, NodeFiles, token_in};
 use detour_cni::agent::{
     AgentRuntime, ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, PluginToken, PodSettings,
     RepairMode, Services, run,
 };
-use detour_cni::cluster::{ObjectRef, ServiceAccount};
+use detour_cni::cluster::{Api, ObjectRef};
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use detour_cni::pod::PodRef;
@@ -161,8 +161,8 @@ impl AgentArguments {
     }
 
     /// Returns the agent's account, whose requests share one connection.
-    fn account(&self, runtime: &AgentRuntime, purpose: &str) -> Result<ServiceAccount> {
-        Ok(self.install.account_for(purpose)?.through(runtime.connection()).on_node(self.node_name()))
+    fn account(&self, runtime: &AgentRuntime, purpose: &str) -> Result<Api> {
+        Ok(runtime.shared(self.install.account_for(purpose)?.on_node(self.node_name())))
     }
 
     fn plugin_token(&self, metrics: &Metrics, runtime: &AgentRuntime) -> Result<Option<PluginToken>> {
@@ -273,7 +273,7 @@ impl DesiredSource<'_> {
         let Some(token) = &self.plugin_token else { return self.arguments.install.token() };
         let installed = || {
             let reached = self.node.reach(&own_kubeconfig()).ok()?;
-            kubeconfig::token_in(&String::from_utf8(read_trusted(&reached, MAX_KUBECONFIG).ok()?).ok()?)
+            token_in(&String::from_utf8(read_trusted(&reached, MAX_KUBECONFIG).ok()?).ok()?)
         };
         token.current(installed).map_err(|why| anyhow!(why))
     }

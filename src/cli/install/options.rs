@@ -8,9 +8,9 @@ use anyhow::{Context, Result, anyhow, ensure};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{
     ConfigurationTarget, DesiredState, Digest, EntrySettings, HostPath, NodeFiles, OWN_LIST, PROGRAM, Platform,
-    kubeconfig, state_path,
+    kubeconfig, server_url, state_path,
 };
-use detour_cni::cluster::{KubeconfigSummary, ServiceAccount};
+use detour_cni::cluster::{Api, KubeconfigSummary};
 use detour_cni::cni::{
     GROUP_FILE, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf, RuleFormat, is_identifier,
 };
@@ -387,24 +387,24 @@ impl InstallOptions {
     fn server(&self) -> Option<String> {
         let in_pod = || {
             let host = env::var("KUBERNETES_SERVICE_HOST").ok()?;
-            Some(kubeconfig::server(&host, &env::var("KUBERNETES_SERVICE_PORT").unwrap_or_else(|_| "443".into())))
+            Some(server_url(&host, &env::var("KUBERNETES_SERVICE_PORT").unwrap_or_else(|_| "443".into())))
         };
         self.api_server.clone().or_else(in_pod)
     }
 
     /// Returns the service account for this process's own API requests; `purpose` is for the error message.
-    pub(in crate::cli) fn account_for(&self, purpose: &str) -> Result<ServiceAccount> {
+    pub(in crate::cli) fn account_for(&self, purpose: &str) -> Result<Api> {
         let server = self.server().with_context(|| {
             let instead =
                 if self.kubeconfig.is_some() { " and --service-account DIR in place of --kubeconfig" } else { "" };
             format!("{purpose}: unknown API server; outside of a pod, add --api-server URL{instead}")
         })?;
-        Ok(ServiceAccount::new(server, self.service_account.clone()))
+        Ok(Api::of_account(server, self.service_account.clone()))
     }
 
     fn kubeconfig_text(&self, server: &str, token: &dyn Fn() -> Result<String>) -> Result<String> {
         let ca = self.read_credential("ca.crt")?;
-        Ok(kubeconfig::text(server, Some(&ca), &token()?))
+        Ok(kubeconfig(server, Some(&ca), &token()?))
     }
 
     fn read_credential(&self, name: &str) -> Result<Vec<u8>> {
