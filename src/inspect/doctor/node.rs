@@ -4,7 +4,7 @@
 use super::checks;
 use super::report::{AGENT_TIMEOUT, CheckTarget, CheckVerdict, Installation, Results};
 use crate::cluster::agent::{PodFinding, PoliciesReport, pod_policies};
-use crate::cni::{Block, NetConf};
+use crate::cni::NetConf;
 use crate::firewall::RuleFormat;
 use crate::firewall::nfnetlink::NfSocket;
 use crate::host_path::HostPath;
@@ -12,9 +12,8 @@ use crate::inspect::child::{ProgramOutput, run_program};
 use crate::inspect::nodes::PolicyCounts;
 use crate::inspect::socket_lb;
 use crate::inspect::terminal::{first_of, joined};
-use crate::plugin::probe::{NOT_PERMITTED, in_new_netns, try_guard_rules, try_redirection};
+use crate::plugin::probe::{NOT_PERMITTED, in_new_netns, refused_guard, try_redirection};
 use crate::pod::PodRef;
-use crate::sub_plugins::SubPlugin;
 use crate::trusted_file::{self, FileError, names_in};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -164,9 +163,7 @@ pub(super) fn examine_kernel(conf: Option<&NetConf>, results: &mut Results) {
 
 /// Returns a failure if a configuration uses the guard, and the kernel refuses its rules.
 fn guard(conf: Option<&NetConf>) -> Option<CheckVerdict> {
-    let is_guard = |block: &Block| SubPlugin::of(block) == Some(SubPlugin::MeshGuard);
-    conf.filter(|conf| conf.chain.iter().any(is_guard))?;
-    let why = try_guard_rules().err().filter(|why| why != NOT_PERMITTED)?;
+    let why = refused_guard(&conf?.chain)?;
     let next = "load the modules on the node: modprobe -a nft_reject_inet nft_fib_inet; or remove mesh-guard";
     Some(CheckVerdict::fail(format!("the rules of mesh-guard: {why}"), next))
 }

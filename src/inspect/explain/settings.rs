@@ -3,10 +3,9 @@
 
 use super::evaluation::Evaluation;
 use super::exclusions::ExcludedTraffic;
-use crate::cni::Block;
 use crate::inspect::terminal::joined;
 use crate::policy::{Groups, Policy, Ports, Ranges, Redirect};
-use crate::sub_plugins::{SettingSource, SubPlugin, setting_values};
+use crate::sub_plugins::{SettingSource, guards, setting_values};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -76,8 +75,7 @@ impl ExplainedGuard {
     /// Returns the guard of a pod; `None` if it has none.
     pub(super) fn of(policy: &Policy, evaluations: &[Evaluation<'_>]) -> Option<Self> {
         policy.guard.as_ref()?;
-        let is_guard = |block: &&Block| SubPlugin::of(block) == Some(SubPlugin::MeshGuard);
-        let blocks = evaluations.iter().flat_map(|one| &one.conf.chain).filter(is_guard);
+        let blocks = evaluations.iter().flat_map(|one| guards(&one.conf.chain));
         Some(Self { unexplained: "rejected", sources: blocks.map(|block| block.path.clone()).collect() })
     }
 
