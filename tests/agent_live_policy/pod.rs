@@ -7,8 +7,7 @@ use crate::support::new_netns::tool_in;
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 pub(crate) const EXCLUDE_UIDS: &str = "detour.io/exclude-uids";
@@ -160,13 +159,5 @@ impl Pod {
             assert!(Instant::now() < deadline, "not in time: pod {}:\n{}", self.name, self.rules());
             pause();
         }
-    }
-
-    /// Returns the saved records.
-    pub(crate) fn records(&self) -> Vec<String> {
-        let directory = Path::new("/run/detour/attachments").join(&self.sandbox);
-        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-        let files = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|it| it == "json"));
-        files.filter_map(|path| fs::read_to_string(path).ok()).collect()
     }
 }

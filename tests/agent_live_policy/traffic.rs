@@ -53,15 +53,6 @@ impl Traffic {
     }
 }
 
-/// Returns the number of TCP segments that were sent again in a pod's network namespace.
-pub(crate) fn retransmissions(pod: &Pod) -> u64 {
-    let text = tool_in(&pod.netns(), "cat", &["/proc/net/snmp"], "");
-    let mut rows = text.lines().filter_map(|line| line.strip_prefix("Tcp: ")).map(str::split_whitespace);
-    let (names, mut values) = (rows.next().expect("a header"), rows.next().expect("values"));
-    let index = names.into_iter().position(|name| name == "RetransSegs").expect("a counter");
-    values.nth(index).expect("a value").parse().expect("a number")
-}
-
 /// Sends numbers, and reads each from the echo, until `ends`.
 fn exchange(mut stream: TcpStream, ends: &AtomicBool) -> Result<u64, String> {
     stream.set_read_timeout(Some(TIMEOUT)).expect("a socket");

@@ -120,34 +120,6 @@ fn another_tools_entry_of_a_known_type_in_the_list_does_not_prevent_repairs() {
 }
 
 #[test]
-fn tproxy_rules_and_routes_are_restored_in_the_same_dialect() {
-    scene(|scene| {
-        let mut pod = scene.pod();
-        pod.annotate(scene, "sidecar.istio.io/interceptionMode", "TPROXY");
-        for dialect in ["iptables", "nftables"] {
-            pod.dialect = dialect;
-            pod.call(scene, "ADD");
-            let before = Kernel::of(&pod);
-            let damages: [&[&str]; 3] = [
-                &["nft flush ruleset", "ip rule del table 133", "ip route flush table 133"],
-                &["ip route flush table 133"],
-                &["ip -6 route flush table 133"],
-            ];
-            for damage in damages {
-                for command in damage {
-                    let words: Vec<&str> = command.split(' ').collect();
-                    pod.tool(words[0], &words[1..], "");
-                }
-                let done = one(scene.repair().run_pass(&[Arc::new(pod.observed())], Instant::now()));
-                assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired), "{dialect} {damage:?}");
-                Kernel::of(&pod).assert_is(&before, dialect);
-            }
-            pod.call(scene, "DEL");
-        }
-    });
-}
-
-#[test]
 fn without_the_nodes_state_directory_no_pod_is_repaired() {
     scene(|scene| {
         let pod = scene.pod();
@@ -198,26 +170,6 @@ fn a_pod_that_started_before_the_plugin_gets_its_rules() {
 }
 
 #[test]
-fn a_failed_validation_is_repaired_a_limited_number_of_times() {
-    scene(|scene| {
-        let pod = scene.pod();
-        let (mut repair, start) = (scene.repair(), Instant::now());
-        let done = one(repair.run_pass(&[pod.unvalidated()], start));
-        assert_eq!((done.cause, done.outcome), (Cause::ValidationFailed, RepairOutcome::Repaired));
-        let (mut outcomes, mut now) = (Vec::new(), start);
-        while now < start + 1200 * SECOND {
-            now += SECOND;
-            outcomes.extend(repair.run_pass(&[pod.unvalidated()], now).into_iter().map(|done| done.outcome));
-        }
-        assert_eq!(outcomes[..3], [RepairOutcome::NothingToDo, RepairOutcome::NothingToDo, RepairOutcome::NothingToDo]);
-        assert!(matches!(&outcomes[3], RepairOutcome::Failed(why) if why.contains("init container")), "{outcomes:?}");
-        assert_eq!(outcomes.len(), 4, "and then no more");
-        assert_eq!(scene.events(2), [event("DetourRepaired", "Normal"), event("DetourRepairFailed", "Warning")]);
-        is_as_plain_until_deleted(scene, &pod);
-    });
-}
-
-#[test]
 fn a_process_in_another_pods_netns_does_not_redirect_the_repair() {
     scene(|scene| {
         let other = scene.pod();
@@ -228,23 +180,6 @@ fn a_process_in_another_pods_netns_does_not_redirect_the_repair() {
         assert!(has_reason("has none of the pod's addresses"), "{done:?}");
         Kernel::of(&other).assert_is(&before, "untouched");
         assert!(scene.attachments(&stray).is_empty());
-    });
-}
-
-/// The annotation is that of a static pod's mirror, and any author can set it.
-#[test]
-fn an_annotation_with_another_pods_uid_neither_redirects_nor_blocks_the_repair() {
-    scene(|scene| {
-        let victim = scene.pod();
-        let before = Kernel::of(&victim);
-        let mut thief = scene.pod();
-        thief.annotate(scene, "kubernetes.io/config.hash", &victim.uid);
-        let without_address = ObservedPod { addresses: Vec::new(), ..ObservedPod::clone(&thief.unvalidated()) };
-        assert_eq!(scene.repair().run_pass(&[Arc::new(without_address)], Instant::now()), []);
-        let done = one(scene.repair().run_pass(&[thief.unvalidated()], Instant::now()));
-        assert_eq!(done.outcome, RepairOutcome::Repaired);
-        Kernel::of(&victim).assert_is(&before, "untouched");
-        assert_eq!(scene.attachments(&thief), ["cluster@eth0.json"]);
     });
 }
 
@@ -322,19 +257,6 @@ fn a_pod_is_redirected_without_its_requests_outside_the_bounds() {
     });
 }
 
-#[test]
-fn group_names_are_resolved_on_the_node() {
-    scene(|scene| {
-        scene.install(&json!([{"type": "istio-redirect", "owner_groups_exclude": ["builders"]}]));
-        let root = scene.node.root.join("proc/1/root/etc");
-        std::fs::create_dir_all(&root).expect("made");
-        std::fs::write(root.join("group"), "builders:x:4321:\n").expect("written");
-        let pod = scene.pod();
-        assert_eq!(one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now())).outcome, RepairOutcome::Repaired);
-        assert!(pod.tool("iptables-save", &[], "").contains("--gid-owner 4321 -j RETURN"));
-    });
-}
-
 /// A pod with CAP_NET_ADMIN takes a limited time of the agent, and is checked at growing intervals.
 #[test]
 fn a_pod_that_holds_too_many_rules_does_not_delay_the_repair_of_others() {
@@ -379,20 +301,5 @@ fn a_locked_netns_is_checked_again_soon() {
         drop(call);
         let done = one(repair.run_pass(&[observed], start + 30 * SECOND));
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
-    });
-}
-
-#[test]
-fn an_ipv6_address_that_is_added_after_add_gets_rules() {
-    scene(|scene| {
-        let pod = scene.pod();
-        pod.tool("ip", &["-6", "addr", "del", "fd88::2/64", "dev", "eth0"], "");
-        pod.call(scene, "ADD");
-        let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
-        assert_eq!(repair.run_pass(&[Arc::clone(&observed)], start), [], "link-local addresses are no drift");
-        pod.tool("ip", &["-6", "addr", "add", "fd88::2/64", "dev", "eth0", "nodad"], "");
-        let done = one(repair.run_pass(&[observed], start + 60 * SECOND));
-        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
-        is_as_plain_until_deleted(scene, &pod);
     });
 }

@@ -129,18 +129,6 @@ fn pods_beyond_the_queue_limit_are_checked_later() {
 }
 
 #[test]
-fn deletions_are_rate_limited() {
-    scene(|scene| {
-        let pods: Vec<Arc<ObservedPod>> = (0..7).map(|_| scene.pod().unvalidated()).collect();
-        let (mut repair, start) = (scene.repair_by(RepairMode::Delete), Instant::now());
-        assert_eq!(repair.run_pass(&pods, start).len(), 5);
-        let rest: Vec<_> = pods.into_iter().filter(|observed| !scene.deleted(observed)).collect();
-        assert_eq!(repair.run_pass(&rest, start + Duration::from_secs(50)), []);
-        assert_eq!(repair.run_pass(&rest, start + Duration::from_secs(70)).len(), 2);
-    });
-}
-
-#[test]
 fn only_a_deletion_waits_for_the_rate_limit() {
     scene(|scene| {
         let deleted: Vec<Arc<ObservedPod>> = (0..5).map(|_| scene.pod().unvalidated()).collect();
@@ -162,22 +150,6 @@ fn only_a_deletion_waits_for_the_rate_limit() {
             ),
             "{outcomes:?}"
         );
-    });
-}
-
-#[test]
-fn a_refused_event_drops_no_other() {
-    let refuse_first = |request: &crate::server::Request| {
-        let is_first = String::from_utf8_lossy(&request.body).contains("DetourRepaired");
-        let status = if request.line.starts_with("POST") && is_first { 403 } else { 201 };
-        Answer::json(status, &json!({"kind": "Status", "message": "refused"}))
-    };
-    scene_with(refuse_first, |scene| {
-        let (pod, bare) = (scene.pod(), scene.pod());
-        assert_eq!(one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now())).outcome, RepairOutcome::Repaired);
-        let observed = Arc::new(ObservedPod { owned: false, ..ObservedPod::clone(&bare.unvalidated()) });
-        scene.repair_by(RepairMode::Delete).run_pass(&[observed], Instant::now());
-        assert_eq!(scene.events(2)[1], event("DetourRepairFailed", "Warning"));
     });
 }
 

@@ -76,19 +76,6 @@ impl Scene<'_> {
         fs::create_dir_all(self.manifests()).expect("made");
     }
 
-    /// Installs the plugin for the pods that select the network `istio-cni`.
-    pub(crate) fn install_attachment(&self) {
-        const FILE: &str = "/etc/cni/multus/net.d/istio-cni.conf";
-        self.install(&json!([]));
-        let attachment = json!({
-            "cniVersion": "1.0.0", "name": "istio-cni", "type": "detour", "chain": [{"type": "istio-redirect"}],
-            "kubernetes": {"manifests_dir": "/manifests"},
-        });
-        self.write(FILE, &attachment.to_string());
-        let record = json!({"installer": "", "files": {FILE: {"role": "configuration", "sha256": []}}});
-        self.write("/var/lib/cni/detour/install.json", &record.to_string());
-    }
-
     /// Adds an entry of another tool to the cluster network's list.
     pub(crate) fn add_entry(&self, entry: &Value) {
         let path = self.node.root.join(LIST.trim_start_matches('/'));
@@ -167,11 +154,6 @@ impl Scene<'_> {
         let requests = self.api.requests();
         let such = requests.iter().filter(|request| request.line.starts_with(start));
         such.map(|request| serde_json::from_slice(&request.body).expect("JSON")).collect()
-    }
-
-    /// Whether a pod was deleted.
-    pub(crate) fn deleted(&self, observed: &ObservedPod) -> bool {
-        !self.request_bodies(&format!("DELETE /api/v1/namespaces/shop/pods/{}", observed.pod.name)).is_empty()
     }
 
     /// Returns a sample of the agent's metrics.

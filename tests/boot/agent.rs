@@ -116,25 +116,6 @@ fn fails(conf: &Value, parts: &[&str]) -> Duration {
     called.took
 }
 
-#[test]
-fn an_agent_that_hangs_delays_a_pod_by_a_second_at_most() {
-    AgentScene::run(|node| {
-        let agent = node.synced_agent();
-        agent.freeze();
-        let took = redirects(&node.conf(&node.api));
-        println!("with a stopped agent and an API server: {took:?}");
-        assert!(took < DEADLINE);
-
-        let conf = node.conf(&silent());
-        let parts = ["no greeting: timeout; the agent is stuck or too slow", "no answer within 5.0 s"];
-        println!("without both: {:?}", fails(&conf, &parts));
-        let log = crate::scene::starts(&Kind::plain(), &conf);
-        assert!(log.contains("no greeting: timeout"), "{log}");
-        agent.resume();
-        redirects(&conf);
-    });
-}
-
 /// The socket is served before the caches are synced, and so before the agent is ready.
 #[test]
 fn an_agent_that_has_just_started_answers_from_the_api_server() {

@@ -14,24 +14,6 @@ fn chain() -> [Value; 2] {
 }
 
 #[test]
-fn add_passes_each_result_to_the_next_executable() {
-    let first = add_prints(&result("10.0.0.1/8"));
-    let recorders = Recorders::new().with("first", &first).with("second", &add_prints(&result("10.0.0.2/8")));
-    let pod = Pod::new();
-    let previous = json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}]});
-    let conf = with(conf("1.0.0", &chain()), &json!({"prevResult": previous}));
-    let output = pod.call("ADD", &recorders.bin(), &conf);
-    assert!(output.success, "{output:?}");
-    assert_eq!(output.stdout, result("10.0.0.2/8"));
-    let seen = recorders.seen();
-    assert_eq!(recorders.order(), ["ADD first", "ADD second"]);
-    let named = |keys: Value| with(json!({"name": "mesh", "cniVersion": "1.0.0"}), &keys);
-    assert_eq!(seen[0].stdin, named(json!({"type": "first", "own": {"a": [1, null]}, "prevResult": previous})));
-    assert_eq!(seen[1].stdin, named(json!({"type": "second", "prevResult": result("10.0.0.1/8")})));
-    assert!(!pod.rules().is_empty());
-}
-
-#[test]
 fn an_executable_inherits_environment_and_namespace() {
     let recorders = Recorders::new().with("first", "").with("second", "");
     let pod = Pod::new();
@@ -48,28 +30,6 @@ fn an_executable_inherits_environment_and_namespace() {
         ["PWD", "SHLVL", "_", "OLDPWD"].iter().for_each(|name| drop(seen.environment.remove(*name)));
         assert_eq!((&seen.environment, &seen.netns), (&environment, &host));
     }
-}
-
-#[test]
-fn an_empty_stdout_leaves_the_result_unchanged() {
-    let recorders = Recorders::new().with("first", &add_prints(&result("10.0.0.1/8"))).with("second", "");
-    let pod = Pod::new();
-    let output = pod.call("ADD", &recorders.bin(), &conf("1.1.0", &chain()));
-    assert_eq!(output.stdout, with(result("10.0.0.1/8"), &json!({"cniVersion": "1.1.0"})));
-    assert_eq!(recorders.seen()[0].stdin.get("prevResult"), None);
-
-    let silent = Recorders::new().with("first", "").with("second", "");
-    let output = pod.call("ADD", &silent.bin(), &conf("1.1.0", &chain()));
-    assert_eq!(output.stdout, json!({"cniVersion": "1.1.0"}));
-}
-
-#[test]
-fn a_result_of_another_version_is_converted() {
-    let older = json!({"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.0.0.1/8"}], "dns": {}});
-    let recorders = Recorders::new().with("first", &add_prints(&older)).with("second", "");
-    let output = Pod::new().call("ADD", &recorders.bin(), &conf("1.0.0", &chain()));
-    assert_eq!(output.stdout, result("10.0.0.1/8"));
-    assert_eq!(recorders.seen()[1].stdin["prevResult"], result("10.0.0.1/8"));
 }
 
 #[test]
@@ -113,20 +73,6 @@ fn a_late_del_of_an_earlier_pod_passes_no_network_namespace_to_executables() {
     let own = pod.netns().display().to_string();
     assert_eq!(netns, ["", "", &own, &own]);
     assert!(!state.join(&earlier).exists() && !rules.is_empty() && pod.rules().is_empty());
-}
-
-#[test]
-fn del_runs_all_executables_even_if_one_fails() {
-    let no = |msg: &str| fails("DEL", &json!({"code": 11, "msg": msg}));
-    let recorders = Recorders::new().with("first", &no("one")).with("second", &no("two"));
-    let pod = Pod::new();
-    let conf = conf("1.0.0", &chain());
-    assert!(pod.call("ADD", &recorders.bin(), &conf).success);
-    let output = pod.call("DEL", &recorders.bin(), &conf);
-    assert_eq!((output.success, &output.stdout["code"]), (false, &json!(11)));
-    assert_eq!(output.stdout["msg"], r#"plugin type="second" failed (delete): two"#);
-    assert_eq!(output.stdout["details"], r#"plugin type="first" failed (delete): one"#);
-    assert_eq!(pod.rules(), [""; 0]);
 }
 
 #[test]
@@ -175,21 +121,6 @@ fn status_fails_if_an_executable_is_missing() {
     assert!(code == 50 && msg.contains("failed to find plugin \\\"second\\\""), "{code} {msg}");
     let (code, msg) = status(&chain()[..1]);
     assert!(code == 50 && msg.contains("failed (status): no"), "{code} {msg}");
-}
-
-#[test]
-fn an_executable_gets_the_runtime_config_of_its_capabilities() {
-    let recorders = Recorders::new().with("first", "").with("second", "");
-    let pod = Pod::new();
-    let executables =
-        [json!({"type": "first", "capabilities": {"mac": true, "ips": false}}), json!({"type": "second"})];
-    let more = json!({"runtimeConfig": {"mac": "m", "ips": ["1"]}, "args": {"cni": {"a": 1}}});
-    assert!(pod.call("ADD", &recorders.bin(), &with(conf("1.0.0", &executables), &more)).success);
-    let seen = recorders.seen();
-    assert_eq!(seen[0].stdin["runtimeConfig"], json!({"mac": "m"}));
-    assert_eq!(seen[0].stdin.get("capabilities"), None);
-    assert_eq!(seen[1].stdin.get("runtimeConfig"), None);
-    assert_eq!(seen[1].stdin["args"], json!({"cni": {"a": 1}}));
 }
 
 #[test]

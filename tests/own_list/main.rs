@@ -4,7 +4,6 @@
 mod chain_directory;
 mod cluster_cni;
 mod golden;
-mod rewrites;
 mod runtime;
 mod simulated;
 #[path = "../support/mod.rs"]

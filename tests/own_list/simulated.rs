@@ -1,73 +1,21 @@
 //! The agent beside simulated cluster CNIs, each of which writes, removes or defends its list as the real one does.
 
 use crate::agent_process::Agent;
-use crate::cluster_cni::{ClusterCni, Method, snapshot};
+use crate::cluster_cni::{ClusterCni, Method};
 use crate::golden::{FLAG, node};
 use crate::runtime::{self, OWN_LIST, Runtime, compact, used};
 use crate::support::background::Repeated;
-use crate::support::health::get;
 use crate::support::wait::until;
-use nix::sys::signal::Signal;
 use std::fs;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Logged when the node becomes ready.
 const READY: &str = "the plugin is ready on this node";
-const HEALTH: &str = "--health-address=127.0.0.1:0";
 /// A list that podman's package installs. It is valid, and no runtime may use it.
 const PODMAN: (&str, &str) =
     ("87-podman-bridge.conflist", r#"{"cniVersion":"0.4.0","name":"podman","plugins":[{"type":"bridge"}]}"#);
-
-/// The Cilium agent with `cni.exclusive=true` (daemon/cmd/cni/config.go, `setupCNIConfFile` and `cleanupOtherCNI`): at
-/// each change in the directory, it restores its own file and renames all others.
-fn exclusive(cni: ClusterCni, directory: PathBuf) -> Repeated {
-    let text = cni.text();
-    Repeated::start(Duration::from_millis(1), move || {
-        let entries = fs::read_dir(&directory).expect("readable");
-        let others = entries.map(|entry| entry.expect("readable").path()).filter(|path| {
-            let is_configuration = |extension| ["conf", "conflist", "json"].contains(&extension);
-            path.extension().and_then(|extension| extension.to_str()).is_some_and(is_configuration)
-                && !path.ends_with(cni.file)
-        });
-        for other in others {
-            let mut renamed = other.clone().into_os_string();
-            renamed.push(".cilium_bak");
-            let _ = fs::rename(&other, renamed);
-        }
-        if fs::read_to_string(directory.join(cni.file)).ok().as_ref() != Some(&text) {
-            cni.rewrite(&directory, &text);
-        }
-    })
-}
-
-#[test]
-fn an_exclusive_cilium_keeps_the_node_from_becoming_ready() {
-    let cilium = ClusterCni::named("cilium");
-    let (scene, directory) = node(&cilium, "exclusive");
-    let before = snapshot(&directory);
-    let exclusive = exclusive(cilium, directory.clone());
-    let agent = Agent::start(&scene, "a", &[FLAG, HEALTH]);
-    let address = agent.address();
-    let line = agent.wait_for_log("keeps reverting");
-    assert!(line.contains("cni.exclusive=false"), "{line}");
-    let (status, body) = get(&address, "/readyz");
-    assert!(status == "503" && body.contains(OWN_LIST) && body.contains("cni.exclusive=false"), "{status} {body}");
-    agent.wait_for_log("keeps reverting");
-    assert!(!agent.logged().iter().any(|line| line.contains(READY)), "it must not become ready");
-    // The administrator sets cni.exclusive=false.
-    drop(exclusive);
-    agent.wait_for_log(READY);
-    assert_eq!(get(&address, "/readyz").0, "200");
-    assert_eq!(used(&directory), Some(compact(&cilium.text())));
-    agent.end(Signal::SIGKILL);
-    scene.ok("uninstall", &[]);
-    // The file of Cilium, which runtimes do not read.
-    fs::remove_file(directory.join(format!("{OWN_LIST}.cilium_bak"))).expect("removed");
-    assert_eq!(snapshot(&directory), before);
-}
 
 #[test]
 fn each_way_to_replace_a_file_is_followed_while_a_runtime_reads() {
