@@ -2,6 +2,7 @@
 
 mod command_line;
 mod container_exclude;
+mod control_plane;
 mod explain;
 mod hostile;
 mod manifests;
@@ -9,6 +10,7 @@ mod networks;
 mod reports;
 mod restore;
 mod run;
+mod service_mesh;
 #[path = "../support/mod.rs"]
 mod support;
 
