@@ -8,6 +8,7 @@ mod containers;
 mod faults;
 mod find;
 mod forms;
+mod guard;
 mod logs;
 mod own_list;
 mod pod;
