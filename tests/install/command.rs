@@ -733,6 +733,20 @@ fn the_installation_record_is_private_and_an_invalid_one_is_reported() {
 }
 
 #[test]
+fn a_missing_root_is_refused_and_not_created() {
+    let scene = Scene::new("root");
+    let root = scene.path("misspelled");
+    for command in ["install", "agent", "uninstall", "doctor"] {
+        let output =
+            Command::new(program()).args([command, "--root"]).arg(&root).env_clear().output().expect("it starts");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{command}: {stderr}");
+        assert!(stderr.contains(&format!("--root {}: expected a directory", root.display())), "{command}: {stderr}");
+        assert!(!root.exists(), "{command}");
+    }
+}
+
+#[test]
 fn a_wrong_flag_of_the_agent_is_a_usage_error() {
     let scene = Scene::new("usage");
     let stderr = scene.ends(2, "agent", &["--plugin-service-account=p"]);

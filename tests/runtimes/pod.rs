@@ -21,6 +21,15 @@ pub(crate) const DIRECT: u64 = 0;
 /// … if everything arrived at the proxy.
 pub(crate) const CAPTURED: u64 = 1 + 3 + 9 + 27 + 81;
 
+/// Where the kubelet creates the pod's control group.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Class {
+    Guaranteed,
+    Burstable,
+    /// Below a control group that a tool created for the whole node, as in kind.
+    Nested,
+}
+
 pub(crate) struct Pod {
     namespace: &'static str,
     pub(crate) name: String,
