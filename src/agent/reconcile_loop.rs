@@ -12,6 +12,7 @@ use super::install::{
 };
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
+use super::pods::RepairMode;
 use super::runtime::AgentRuntime;
 use super::services::{self, Services};
 use super::socket;
@@ -19,6 +20,7 @@ use super::watch::{DirectoryWatch, WakeReason};
 use crate::cluster::{Event, ServiceAccount};
 use crate::pod::PodRef;
 use crate::wait;
+use clap::ValueEnum;
 use iteration::{Iteration, Readiness, Stability};
 use messages::LastLogged;
 use std::collections::BTreeSet;
@@ -39,15 +41,15 @@ const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3);
 /// The limit of pods that wait for a check of their rules for excluded containers.
 const MAX_DAMAGED: usize = 64;
 
-/// What happens to the plugin when the agent ends.
-#[derive(Debug, Clone)]
+/// What happens to the plugin when the agent ends, a value of `--on-exit`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OnExit {
-    /// It stays on the node and continues to work: for upgrades.
+    /// Keep the plugin installed
     Leave,
-    /// The agent removes it from the node.
+    /// Remove the plugin, as `detour uninstall` does
     Remove,
-    /// The agent removes it if this DaemonSet was deleted, and leaves it if that can't be determined.
-    Auto(DaemonSet),
+    /// Remove the plugin if the DaemonSet of --daemon-set no longer exists; keep it if that is unknown
+    Auto,
 }
 
 /// The desired state of the node.
@@ -75,6 +77,8 @@ pub struct Job<'a> {
     pub owner: Option<String>,
     /// What happens to the plugin when the agent ends.
     pub on_exit: OnExit,
+    /// The agent's DaemonSet, if `on_exit` depends on it.
+    pub daemon_set: Option<DaemonSet>,
     /// The address of `/healthz`, `/readyz` and `/metrics`.
     pub health_address: Option<SocketAddr>,
     /// The metrics that are served there.
@@ -109,9 +113,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         tracing::info!(address = %bound, "serving /healthz, /readyz and /metrics");
         health.supervise(tasks, exit_stuck);
     }
-    if let OnExit::Auto(daemon_set) = &job.on_exit {
-        daemon_set.watch(tasks);
-    }
+    job.daemon_set.iter().for_each(|daemon_set| daemon_set.watch(tasks));
     let reports = PodReports::start(job.account.clone(), tasks);
     let mut last_event = None;
     let (mut stability, mut logged) = (Stability::default(), LastLogged::default());
@@ -179,7 +181,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         // Its own changes are not distinguishable from those of other processes, so it ignores the events after a
         // repair and compares again.
         if watch.wait(delay, ignore_events).map_err(signal_error)? == WakeReason::Signal {
-            let removes = job.on_exit.removes();
+            let removes = job.removes();
             let result = installer.map_or(Ok(()), |installer| job.end(&installer, removes));
             job.hand_over(leadership);
             if let Some(RunningServices { services: Some(services), .. }) = running.as_mut().filter(|_| removes) {
@@ -210,19 +212,6 @@ fn exit_stuck() {
     process::exit(1);
 }
 
-impl OnExit {
-    fn removes(&self) -> bool {
-        match self {
-            Self::Leave => false,
-            Self::Remove => true,
-            Self::Auto(daemon_set) => daemon_set.is_gone().unwrap_or_else(|error| {
-                tracing::warn!("{error}; the plugin stays on the node; run `detour uninstall` to remove it");
-                false
-            }),
-        }
-    }
-}
-
 /// The services of an agent whose DaemonSet owns the installation. Dropping them ends their tasks.
 struct RunningServices {
     services: Option<services::RunningServices>,
@@ -231,6 +220,18 @@ struct RunningServices {
 }
 
 impl Job<'_> {
+    /// Whether the plugin is removed from the node now that the agent ends.
+    fn removes(&self) -> bool {
+        match (self.on_exit, &self.daemon_set) {
+            (OnExit::Remove, _) => true,
+            (OnExit::Auto, Some(daemon_set)) => daemon_set.is_gone().unwrap_or_else(|error| {
+                tracing::warn!("{error}; the plugin stays on the node; run `detour uninstall` to remove it");
+                false
+            }),
+            (OnExit::Leave | OnExit::Auto, _) => false,
+        }
+    }
+
     /// Whether the installation on the node belongs to another DaemonSet.
     fn is_occupied(&self) -> bool {
         self.node.other_owner(self.owner.as_deref()).is_ok_and(|owner| owner.is_some())
@@ -238,7 +239,7 @@ impl Job<'_> {
 
     fn start_services(&self, reports: &PodReports, watches: &SyncStates) -> Result<RunningServices, String> {
         let (sender, damaged) = mpsc::channel(MAX_DAMAGED);
-        let repairs = self.services.as_ref().is_some_and(|services| services.pods.repair.is_some());
+        let repairs = self.services.as_ref().is_some_and(|services| services.pods.repair != RepairMode::Off);
         let sender = repairs.then_some(sender);
         let start = |settings: &ContainerSettings| {
             settings.start(self.node, &self.metrics, reports.clone(), sender, self.runtime.tasks())

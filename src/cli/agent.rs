@@ -4,7 +4,8 @@
 use super::install::{GivenKeys, InstallOptions, PROGRAM_FILE, agent_namespace, own_kubeconfig, program_digest};
 use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
-use clap::{Args, ValueEnum};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{ArgAction, Args};
 use detour_cni::agent::install::{DesiredState, Digest, HostPath, NodeFiles, kubeconfig};
 use detour_cni::agent::{
     AgentRuntime, ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, PluginToken, PodSettings,
@@ -20,7 +21,6 @@ use std::env;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
-use std::str::FromStr;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,51 +33,21 @@ Examples:
   detour agent --root /host --node-name \"$NODE_NAME\"
         serve facts of this node's pods to the plugin, and repair pods that bypass the sidecar
 
-Installation: The agent installs the plugin like `detour install`, with the same flags, and again
-when the program, the kubeconfig, the configuration, its token or a file of --config or
---attachments changes. If the plugin would reject a new file, the last valid ones stay in use. The
-agent reports the rejected file in /readyz, the log, the metric detour_configuration_rejected, and
-an Event of its own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents of a DaemonSet run
-on a node, as during an upgrade, the later one takes over when the earlier one has ended. A node
-has one installation: the agent of another DaemonSet (--daemon-set) changes nothing there, and its
-error names the first one.
+The agent installs the plugin like `detour install`, with the same flags, and again when the
+program, the kubeconfig, its token or a file of --config or --attachments changes. If the plugin
+would reject a new file, the last valid one stays in use; /readyz, the log and the metric
+detour_configuration_rejected report it. A node has one installation: the agent of another DaemonSet
+(--daemon-set) changes nothing there.
 
-Credentials: The plugin's kubeconfig may come later than everything else, for example because the
-API server grants no token. Until then, pods with a sidecar wait, others start, and /readyz fails.
-With --plugin-service-account=, there is no kubeconfig: while no agent runs, pods with a sidecar
-wait.
+With a node name, the agent watches the node's pods and answers the plugin's requests at --socket.
+It repairs pods that have a sidecar but bypass it (--repair), and repeats the ADD of a running pod
+when its annotations or the configuration change (--live-policy). With --nri-socket, containers that
+container-exclude names bypass the sidecar from their first instruction until they exit. Each change
+of a pod is an Event of the pod.
 
-Pod facts: With a node name, the agent watches the pods of the node, all namespaces and, unless
---primary=false, all NetworkAttachmentDefinitions with its pod's service account. It answers the
-plugin's requests at --socket and logs each plugin call except STATUS. If the agent does not answer,
-the plugin sends its requests to the API server. If a watch has not been synchronized for a minute,
-/readyz fails, and `detour doctor` and the metric detour_watch_synced report it.
-
-Repair: With a node name, the agent repairs pods that have a sidecar but bypass it. These are pods
-whose init container istio-validation ended with exit code 126, whose rules differ from the desired
-ones, or which were never attached. To repair a pod in place, the agent runs the plugin's ADD in the
-pod's network namespace and verifies the rules. It makes up to five attempts per pod with pauses
-between them, and reports each repair as an Event of the pod. If all attempts fail, the pod keeps
-running as it is for an hour. The agent checks each pod when it changes, and once or twice a minute.
-
-Live policy: With a node name, the agent repeats the ADD of a running pod when annotations (pod,
-namespace) or the node's configuration change (--live-policy). Exclusions and the lists of captured
-and excluded ports, ranges, groups and interfaces follow; the redirection stays as it was at the
-pod's start. Established connections continue. A request that is invalid or outside the bounds
-counts as absent. The agent reports each change, and each such request, as an Event of the pod.
-
-Excluded containers: With --nri-socket, the agent registers at the container runtime, which reports
-each container before its first instruction. Containers that the sub-plugin container-exclude names
-bypass the sidecar until they exit. Without the flag, or while the agent does not run, they start
-captured. The agent reports a captured container as an Event of the pod. If another process deletes
-the rules for excluded containers, the agent restores them within seconds, unless --repair is off.
-
-Health: /metrics uses the OpenMetrics text format; all metric names start with detour_. With
---health-address, the agent exits with code 1 if the file system does not respond for two minutes,
-so that it is restarted.
-
-Exit: SIGTERM ends the agent. The plugin stays installed and keeps working unless --on-exit removes
-it.
+With --health-address, /metrics uses the OpenMetrics text format, and the agent exits with code 1 if
+the file system does not respond for two minutes. SIGTERM ends the agent; the plugin stays installed
+and keeps working unless --on-exit removes it.
 
 Exit codes: 0 ended by a signal, 1 failure, 2 invalid arguments or input. A missing or invalid file
 of --config or --kubeconfig does not end the agent: /readyz and the log report it.";
@@ -92,8 +62,8 @@ pub(super) struct AgentArguments {
     #[command(flatten)]
     pub(super) install: InstallOptions,
     /// What to do with the plugin on the node when the agent ends
-    #[arg(long, value_name = "ACTION", value_enum, default_value = "leave")]
-    on_exit: ExitAction,
+    #[arg(long, value_name = "ACTION", default_value = "leave")]
+    on_exit: OnExit,
     /// The agent's DaemonSet, in the namespace of its pods ($POD_NAMESPACE); it owns the installation on the node
     #[arg(long, value_name = "NAME", required_if_eq("on_exit", "auto"))]
     daemon_set: Option<String>,
@@ -107,8 +77,8 @@ pub(super) struct AgentArguments {
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
     /// Socket on the node at which the plugin reaches the agent; if empty, the agent does not serve the plugin
-    #[arg(long, value_name = "PATH", default_value = "/run/detour/agent.sock")]
-    socket: SocketPath,
+    #[arg(long, value_name = "PATH", default_value = "/run/detour/agent.sock", value_parser = parse_socket)]
+    socket: OptionalPath,
     /// Key of the NoSchedule taint that the agent sets on the node while the plugin is not ready [default: no taint]
     #[arg(long, value_name = "KEY", value_parser = parse_taint)]
     taint: Option<String>,
@@ -116,59 +86,19 @@ pub(super) struct AgentArguments {
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = "/var/run/nri/nri.sock")]
     nri_socket: Option<HostPath>,
     /// Whether running pods follow changes of annotations and of the node's configuration
-    #[arg(long, value_name = "on|off", value_enum, default_value = "on")]
-    live_policy: LivePolicyArgument,
-    #[command(flatten)]
-    repair: RepairArguments,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum LivePolicyArgument {
-    /// Exclusions and the lists of captured and excluded ports, ranges, groups and interfaces follow
-    On,
-    /// Only new pods get a changed policy
-    Off,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum ExitAction {
-    /// Keep the plugin installed
-    Leave,
-    /// Remove the plugin, as `detour uninstall` does
-    Remove,
-    /// Remove the plugin if the DaemonSet of --daemon-set no longer exists; keep it if that is unknown
-    Auto,
-}
-
-/// When and how the agent repairs pods that bypass the sidecar.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Repair of pods")]
-pub(super) struct RepairArguments {
+    #[arg(long, value_name = "on|off", action = ArgAction::Set, default_value = "on", value_parser = PossibleValuesParser::new(["on", "off"]).map(|value| value == "on"))]
+    live_policy: bool,
     /// How to repair a pod that started before the plugin was ready, or that lost its rules
-    #[arg(long, value_name = "MODE", value_enum, default_value = "repair")]
-    repair: RepairModeArgument,
+    #[arg(long, value_name = "MODE", default_value = "repair")]
+    repair: RepairMode,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum RepairModeArgument {
-    /// Add the missing rules in place, while the pod keeps running
-    Repair,
-    /// Delete the pod if a controller replaces it
-    Delete,
-    /// Do not repair pods
-    Off,
-}
+/// A path on the node, `None` for an empty argument. clap omits an argument of type `Option` instead.
+type OptionalPath = Option<HostPath>;
 
-/// A path on the node, or `None` for an empty argument.
-#[derive(Debug, Clone)]
-struct SocketPath(Option<HostPath>);
-
-impl FromStr for SocketPath {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text.is_empty() { Ok(Self(None)) } else { text.parse().map(|path| Self(Some(path))) }
-    }
+/// Parses a path on the node; `None` for an empty argument.
+fn parse_socket(text: &str) -> Result<Option<HostPath>, String> {
+    if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
 }
 
 /// Parses a taint key as the API server does (apimachinery, `IsQualifiedName`), except for the limits of the prefix.
@@ -200,8 +130,7 @@ impl AgentArguments {
         let program = program_digest()?;
         let metrics = Metrics::default();
         let runtime = AgentRuntime::new().context("can't create the agent's event loop")?;
-        let (plugin_token, on_exit) =
-            (as_usage(self.plugin_token(&metrics, &runtime))?, as_usage(self.on_exit(&runtime))?);
+        let plugin_token = as_usage(self.plugin_token(&metrics, &runtime))?;
         let services = self.services(&runtime);
         let desired = DesiredSource {
             arguments: self,
@@ -219,12 +148,13 @@ impl AgentArguments {
             program: Path::new(PROGRAM_FILE),
             sources: self.install.source_directories(),
             owner: as_usage(self.owner())?,
-            on_exit,
+            on_exit: self.on_exit,
+            daemon_set: as_usage(self.own_daemon_set(&runtime))?,
             health_address: self.health_address,
             metrics,
             services: services.clone(),
             account: self.account(&runtime, "Events of pods").ok(),
-            containers: self.containers(),
+            containers: self.nri_socket.clone().map(|nri_socket| ContainerSettings { nri_socket }),
             own_pod: self.own_pod(),
         };
         run(&job).map_err(|why| anyhow!(why))
@@ -242,15 +172,10 @@ impl AgentArguments {
         Ok(Some(PluginToken::start(account, plugin, metrics.clone(), runtime.tasks())))
     }
 
-    fn on_exit(&self, runtime: &AgentRuntime) -> Result<OnExit> {
-        Ok(match (self.on_exit, &self.daemon_set) {
-            (ExitAction::Remove, _) => OnExit::Remove,
-            (ExitAction::Auto, Some(name)) => {
-                let account = self.account(runtime, "--daemon-set")?;
-                OnExit::Auto(DaemonSet::new(account, self.own_object("--daemon-set", name)?))
-            }
-            (ExitAction::Leave | ExitAction::Auto, _) => OnExit::Leave,
-        })
+    fn own_daemon_set(&self, runtime: &AgentRuntime) -> Result<Option<DaemonSet>> {
+        let Some(name) = self.daemon_set.as_ref().filter(|_| self.on_exit == OnExit::Auto) else { return Ok(None) };
+        let account = self.account(runtime, "--daemon-set")?;
+        Ok(Some(DaemonSet::new(account, self.own_object("--daemon-set", name)?)))
     }
 
     /// Returns the owner of the installation: the DaemonSet as NAMESPACE/NAME.
@@ -273,11 +198,6 @@ impl AgentArguments {
         Some(PodRef { namespace, name, uid: set("POD_UID") })
     }
 
-    /// Returns how the traffic of excluded containers bypasses the sidecar; `None` without the flag.
-    fn containers(&self) -> Option<ContainerSettings> {
-        Some(ContainerSettings { nri_socket: self.nri_socket.clone()? })
-    }
-
     fn node_name(&self) -> Option<String> {
         let named = self.node_name.clone().or_else(|| env::var("NODE_NAME").ok());
         named.filter(|name| !name.is_empty())
@@ -293,14 +213,11 @@ impl AgentArguments {
         Some(Services {
             tasks: runtime.tasks().clone(),
             node_name,
-            socket: self.socket.0.clone(),
+            socket: self.socket.clone(),
             account: account.ok()?,
             // Only a primary plugin asks for definitions.
             definitions: self.install.may_be_primary(),
-            pods: PodSettings {
-                repair: self.repair.mode(),
-                live_policy: matches!(self.live_policy, LivePolicyArgument::On),
-            },
+            pods: PodSettings { repair: self.repair, live_policy: self.live_policy },
             taint: self.taint.clone(),
         })
     }
@@ -366,17 +283,6 @@ impl DesiredSource<'_> {
         let earlier = self.warned.replace(warnings.clone());
         for warning in warnings.iter().filter(|warning| !earlier.contains(warning)) {
             tracing::warn!("{warning}");
-        }
-    }
-}
-
-impl RepairArguments {
-    /// Returns the mode, `None` for `--repair off`.
-    pub(super) const fn mode(&self) -> Option<RepairMode> {
-        match self.repair {
-            RepairModeArgument::Repair => Some(RepairMode::InPlace),
-            RepairModeArgument::Delete => Some(RepairMode::Delete),
-            RepairModeArgument::Off => None,
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::print_error;
 use super::subject::{SubjectArguments, Subjects};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{RuleFormat, Ruleset, native, restore_text};
 use detour_cni::inspect::{Explained, Explanations, Subject, explained, picture};
@@ -54,30 +54,17 @@ pub(super) struct ExplainArguments {
     /// Also print settings with their default, all conditions and requests, and long lists in full
     #[arg(long, conflicts_with_all = ["rules", "format"])]
     all: bool,
-    /// Print the rules instead of the report
-    #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "output")]
-    rules: Option<RuleFormatArgument>,
+    /// Print the rules instead of the report, as input for iptables-restore and ip6tables-restore, or nft -f
+    #[arg(long, value_name = "FORMAT", conflicts_with = "output")]
+    rules: Option<RuleFormat>,
     /// Print a picture instead of the report
-    #[arg(long, value_enum, value_name = "FORMAT", conflicts_with_all = ["output", "rules"])]
-    format: Option<PictureFormat>,
+    #[arg(long, value_name = "FORMAT", value_parser = ["svg"], conflicts_with_all = ["output", "rules"])]
+    format: Option<String>,
     /// Directory at which the node's file system is mounted: /host in the agent's container
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
     #[command(flatten)]
     pub(super) output: OutputArguments,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum RuleFormatArgument {
-    /// Input for iptables-restore and ip6tables-restore
-    Iptables,
-    /// Input for nft -f
-    Nft,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum PictureFormat {
-    Svg,
 }
 
 pub(super) fn run(arguments: ExplainArguments) -> Result<CommandOutput, CommandError> {
@@ -114,7 +101,7 @@ impl ExplainArguments {
     }
 
     fn render(&self, subject: &Subject, explained: &Explained) -> Result<CommandOutput, CommandError> {
-        match (self.rules, self.format) {
+        match (self.rules, &self.format) {
             (Some(format), _) => {
                 let ipv6 = explained.policy.redirect().map(|redirect| redirect.ipv6);
                 let families = if ipv6 == Some(Ipv6::Off) { &[Family::Ip][..] } else { &Family::ALL };
@@ -123,18 +110,18 @@ impl ExplainArguments {
                     print_error(format_args!("pod {}: no rules: {decision}", subject.name()), ExitCode::SUCCESS);
                 }
                 let rules = Ruleset::of(&explained.policy, families);
-                if matches!(format, RuleFormatArgument::Iptables) && rules.excluded.is_some() {
+                if format == RuleFormat::Iptables && rules.excluded.is_some() {
                     let what =
                         "iptables shows only the redirection: exclusions are native nftables rules; use --rules nft";
                     print_error(format_args!("pod {}: {what}", subject.name()), ExitCode::SUCCESS);
                 }
                 let text = match format {
-                    RuleFormatArgument::Iptables => restore_text(&rules),
-                    RuleFormatArgument::Nft => native::text(&RuleFormat::Nftables.native(&rules)),
+                    RuleFormat::Iptables => restore_text(&rules),
+                    RuleFormat::Nftables => native::text(&RuleFormat::Nftables.native(&rules)),
                 };
                 Ok(CommandOutput::success(Text::lines(&text)))
             }
-            (None, Some(PictureFormat::Svg)) => Ok(CommandOutput::success(Text::lines(&picture(subject, explained)))),
+            (None, Some(_)) => Ok(CommandOutput::success(Text::lines(&picture(subject, explained)))),
             (None, None) => self.output.render(&explained.explanation),
         }
     }

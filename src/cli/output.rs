@@ -1,7 +1,7 @@
 //! The output of a command: its text, its exit code and its error, and the `-o` option of all commands that print a
 //! report.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use detour_cni::cni::Error;
 use detour_cni::inspect::{Format, Screen, TextReport, render};
 use detour_cni::printable::{Text, without_userinfo};
@@ -72,15 +72,8 @@ pub(super) struct OutputArguments {
     /// Print a table, JSON or YAML
     ///
     /// Tables are colored on a terminal unless NO_COLOR is set or TERM is dumb.
-    #[arg(short, long, value_enum, default_value = "table", value_name = "FORMAT")]
-    output: OutputFormat,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum OutputFormat {
-    Table,
-    Json,
-    Yaml,
+    #[arg(short, long, default_value = "table", value_name = "FORMAT")]
+    output: Format,
 }
 
 impl OutputArguments {
@@ -89,7 +82,7 @@ impl OutputArguments {
     /// # Errors
     /// The report can't be serialized.
     pub(super) fn render<R: Serialize + TextReport>(self, report: &R) -> Result<CommandOutput, CommandError> {
-        Ok(CommandOutput::success(render(report, self.format())?))
+        Ok(CommandOutput::success(render(report, self.output, screen())?))
     }
 
     /// Renders the report; the exit code is 1 unless it is `fine`.
@@ -108,16 +101,7 @@ impl OutputArguments {
     pub(super) fn render_error(self, error: &CommandError) -> Option<Text> {
         let report =
             ErrorReport { error: without_userinfo(&error.to_string()).into_owned(), exit_code: error.number() };
-        let is_read = !matches!(self.output, OutputFormat::Table);
-        is_read.then(|| render(&report, self.format()).ok()).flatten()
-    }
-
-    fn format(self) -> Format {
-        match self.output {
-            OutputFormat::Table => Format::Table { color: use_color(), width: width() },
-            OutputFormat::Json => Format::Json,
-            OutputFormat::Yaml => Format::Yaml,
-        }
+        (self.output != Format::Table).then(|| render(&report, self.output, screen()).ok()).flatten()
     }
 }
 
@@ -140,11 +124,11 @@ pub(super) fn show_progress(text: &str) {
     }
 }
 
-/// Returns the width of the terminal or, without one, that of `COLUMNS` or 80.
-fn width() -> usize {
+/// Returns a text for the terminal, whose width without one is that of `COLUMNS` or 80.
+fn screen() -> Screen {
     let of_terminal = || Some(tcgetwinsize(rustix::stdio::stdout()).ok()?.ws_col).filter(|columns| *columns > 0);
     let of_environment = || env::var("COLUMNS").ok()?.parse().ok().filter(|columns| *columns > 0);
-    of_terminal().or_else(of_environment).map_or(80, usize::from)
+    Screen::new(use_color(), of_terminal().or_else(of_environment).map_or(80, usize::from))
 }
 
 fn use_color() -> bool {

@@ -172,10 +172,7 @@ pub(super) fn earlier_drift(live: &LiveRuleset, desired: &Ruleset, format: RuleF
         let excludes = desired.excluded.is_some() && chain.at.hook == Hook::Output;
         let table = if excludes && chain.at.priority <= EXCLUSIONS_NAT_PRIORITY {
             TableId::Native(NativeTable::Exclusions)
-        } else if chain.to_port
-            && !desired.tables.is_empty()
-            && chain.at.priority <= priority_of(redirection, Table::Nat)
-        {
+        } else if !desired.tables.is_empty() && chain.at.priority <= priority_of(redirection, Table::Nat) {
             redirection
         } else {
             continue;

@@ -53,8 +53,6 @@ impl Reached<'_> {
 pub struct RedirectingChain {
     /// Where it is attached.
     pub at: AttachedAt,
-    /// Whether it sends traffic to a port; otherwise to an address.
-    pub to_port: bool,
     /// Its name with that of its table and its priority.
     pub text: String,
 }
@@ -109,7 +107,7 @@ impl LiveRuleset {
             let family = Family::ALL.into_iter().find(|own| own.number() == one.family).map_or("inet", Family::name);
             let priority = one.at.priority;
             let text = format!("chain {} of table {family} {} with priority {priority}", one.chain, one.table);
-            RedirectingChain { at: one.at, to_port: one.effects.contains(&Effect::ToPort), text }
+            RedirectingChain { at: one.at, text }
         };
         listed.map(chain).collect()
     }

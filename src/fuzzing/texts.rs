@@ -8,8 +8,8 @@ use crate::cni::{CniCommand, Document, Error, NetConf, NodeConf, PROGRAM, Reques
 use crate::firewall::rule::Family;
 use crate::firewall::{MAX_RULES, RuleFormat, Ruleset, max_rules};
 use crate::inspect::{
-    AppliedConf, ConfigurationOrigin, Explained, Explanation, Format, ManifestTexts, PodManifest, PodSelector, Subject,
-    explain, picture, render, validate_text,
+    AppliedConf, ConfigurationOrigin, Explained, Explanation, Format, ManifestTexts, PodManifest, PodSelector, Screen,
+    Subject, explain, picture, render, validate_text,
 };
 use crate::networks::{
     RunnableConfiguration, Selection, check_default_routes, default_network, interface_names, networks,
@@ -374,8 +374,8 @@ fn explained(subject: &Subject) {
 }
 
 fn check_rendered<R: serde::Serialize + crate::inspect::TextReport>(report: &R) {
-    for format in [Format::PLAIN, Format::Json, Format::Yaml] {
-        let text = render(report, format).unwrap_or_else(|error: Error| panic!("{error}"));
+    for format in [Format::Table, Format::Json, Format::Yaml] {
+        let text = render(report, format, Screen::plain()).unwrap_or_else(|error: Error| panic!("{error}"));
         check_printed(text.as_str());
     }
 }

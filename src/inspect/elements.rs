@@ -183,7 +183,7 @@ mod tests {
         let many = vec![element(ContainerScope::All, Some("\u{1b}[2J")); MAX_LISTED + 3];
         let sets = ContainerSets::of(&many, None).expect("elements");
         assert_eq!((sets.elements.len(), sets.left_out), (MAX_LISTED, 3));
-        let mut screen = Screen::new(false);
+        let mut screen = Screen::plain();
         sets.write(&mut screen);
         let text = screen.into_text();
         assert!(text.as_str().contains("\\u{1b}[2J") && text.as_str().contains("3 more elements"), "{text}");

@@ -225,7 +225,8 @@ mod tests {
     fn the_report_names_the_source_of_the_configuration() {
         let texts = [("/etc/cni/multus/net.d/istio-cni.conf", attachment("istio-cni", REDIRECT))];
         let report = explained("default/istio-cni", &texts).expect("explained");
-        let text = crate::inspect::render(&report, crate::inspect::Format::PLAIN).expect("text");
+        let text = crate::inspect::render(&report, crate::inspect::Format::Table, crate::inspect::Screen::plain())
+            .expect("text");
         let line = "Configuration: installed on the node: /etc/cni/multus/net.d/istio-cni.conf\n";
         assert!(text.as_str().contains(line), "{text}");
         let json = serde_json::to_value(&report).expect("JSON");

@@ -18,8 +18,8 @@ mod validate;
 pub use crate::cni::configuration;
 pub use elements::{ContainerSender, ContainerSets, ElementLine};
 pub use explain::{
-    ExcludedContainer, ExcludedTraffic, Explained, Explanation, Explanations, InitContainer, NetworkReport, Proxy,
-    Setting, Warning, explain, explained, picture,
+    ExcludedContainer, ExcludedTraffic, Explained, ExplainedGuard, Explanation, Explanations, InitContainer,
+    NetworkReport, Proxy, Setting, Warning, explain, explained, picture,
 };
 pub use installed::InstalledText;
 pub use nodes::{

@@ -2,6 +2,7 @@
 
 use crate::cni::{Code, Error};
 use crate::printable::{Text, is_interpreted, line};
+use clap::ValueEnum;
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -75,10 +76,16 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// Returns an empty text.
+    /// Returns an empty text for tables of this width, in characters.
     #[must_use]
-    pub fn new(color: bool) -> Self {
-        Self { color, width: usize::MAX, text: Text::default() }
+    pub fn new(color: bool, width: usize) -> Self {
+        Self { color, width, text: Text::default() }
+    }
+
+    /// Returns an empty text of any width, without color.
+    #[must_use]
+    pub fn plain() -> Self {
+        Self::new(false, usize::MAX)
     }
 
     /// Returns the text.
@@ -225,36 +232,26 @@ pub(super) fn first_of(items: impl IntoIterator<Item = String>, limit: usize, se
     }
 }
 
-/// An output format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// An output format, a value of `-o`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// A table.
-    Table {
-        /// Whether to use color.
-        color: bool,
-        /// The width of tables, in characters.
-        width: usize,
-    },
-    /// JSON.
+    /// A table
+    Table,
+    /// JSON
     Json,
-    /// YAML.
+    /// YAML
     Yaml,
 }
 
-impl Format {
-    /// A table of any width, without color.
-    pub const PLAIN: Self = Self::Table { color: false, width: usize::MAX };
-}
-
-/// Renders a report, with a line break at its end.
+/// Renders a report, with a line break at its end; a table on `screen`.
 ///
 /// # Errors
 /// A value can't be serialized, which is a bug.
-pub fn render<R: Serialize + TextReport>(report: &R, format: Format) -> Result<Text, Error> {
+pub fn render<R: Serialize + TextReport>(report: &R, format: Format, screen: Screen) -> Result<Text, Error> {
     let failed = |error: &dyn Display| Error::new(Code::Internal, format!("can't render the report: {error}"));
     match format {
-        Format::Table { color, width } => {
-            let mut screen = Screen { width, ..Screen::new(color) };
+        Format::Table => {
+            let mut screen = screen;
             report.write(&mut screen);
             Ok(screen.into_text())
         }
@@ -302,7 +299,7 @@ mod tests {
 
     #[test]
     fn columns_are_aligned_by_characters_without_trailing_spaces() {
-        let mut screen = Screen::new(false);
+        let mut screen = Screen::plain();
         screen.heading("h");
         screen.table(&rows());
         assert_eq!(screen.into_text().as_str(), "h\n  é     x\n  long  x\n");
@@ -311,7 +308,7 @@ mod tests {
     #[test]
     fn a_table_fits_the_width_and_keeps_words_whole() {
         let row = |a: &str, b: &str| vec![Cell::of(a), Cell::of(b)];
-        let mut screen = Screen { width: 24, ..Screen::new(false) };
+        let mut screen = Screen::new(false, 24);
         screen.table(&[row("first", "some words that are long"), row("b", "incomprehensibilities x")]);
         let text = screen.into_text();
         let expected = "  first  some words that are\n         long\n  b      incomprehensibilities\n         x\n";
@@ -328,7 +325,7 @@ mod tests {
 
     #[test]
     fn color_does_not_change_the_alignment() {
-        let mut screen = Screen::new(true);
+        let mut screen = Screen::new(true, usize::MAX);
         screen.table(&rows());
         assert_eq!(screen.into_text().as_str(), "  \u{1b}[32mé\u{1b}[0m     x\n  long  x\n");
     }
@@ -347,15 +344,15 @@ mod tests {
         let bad = "x\u{1b}[2J\u{7}\n\u{85}\u{9b}\u{202e}\u{200b}\u{2028}\u{feff}\u{e0041}\\\u{202e}'\": #";
         let report =
             Report(json!({"plain": "a: b", "list": [bad, {"deep": format!("{bad}\n")}], "n": [1, null, true]}));
-        for format in [Format::PLAIN, Format::Json, Format::Yaml] {
-            let text = render(&report, format).expect("text");
+        for format in [Format::Table, Format::Json, Format::Yaml] {
+            let text = render(&report, format, Screen::plain()).expect("text");
             assert!(!text.as_str().chars().any(|c| is_interpreted(c) && c != '\n'), "{format:?}: {text}");
             let read: Option<Value> = match format {
-                Format::Table { .. } => None,
+                Format::Table => None,
                 Format::Json => serde_json::from_str(text.as_str()).ok(),
                 Format::Yaml => serde_saphyr::from_str(text.as_str()).ok(),
             };
-            assert!(matches!(format, Format::Table { .. }) || read.as_ref() == Some(&report.0), "{format:?}: {text}");
+            assert!(matches!(format, Format::Table) || read.as_ref() == Some(&report.0), "{format:?}: {text}");
         }
     }
 }

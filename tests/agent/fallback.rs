@@ -1,4 +1,4 @@
-//! An agent that is stuck, and one with malformed requests. `tests/faults/peers/agent.rs` has the other faults of agents.
+//! An agent that is stuck, and one with malformed requests. `tests/cluster/agent.rs` has the other faults of agents.
 
 use crate::scene::{Scene, UID};
 use serde_json::Value;

@@ -131,7 +131,7 @@ impl Scene<'_> {
             let running = runtime.start().expect("a thread");
             (PodReports::start(Some(self.account()), runtime.tasks()), runtime, running)
         });
-        let settings = PodSettings { repair: Some(mode), live_policy: false };
+        let settings = PodSettings { repair: mode, live_policy: false };
         let (account, metrics) = (self.account(), self.metrics.clone());
         Repair(PodReconciler::new(settings, self.files(), account, reports.clone(), metrics))
     }

@@ -2,6 +2,7 @@
 
 use crate::scene::{GET_POD, api, facts, facts_by, has_both, kubeconfig, pod, status, wanted};
 use crate::server::{Answer, Request, Server};
+use crate::support::called::{Called, plugin};
 use detour_cni::cluster;
 use detour_cni::cni::{Code, Error};
 use serde_json::json;
@@ -141,4 +142,77 @@ fn another_object_than_the_requested_one_is_not_used() {
         let (error, _) = fails("another-object", &server.http(), BRIEF);
         assert!(error.code == Code::TryAgain && error.details.contains(part), "{error}");
     }
+}
+
+/// Responses that are never usable.
+#[test]
+fn each_unusable_response_is_an_error_with_its_reason() {
+    const LIMIT: &str = "expected a response of at most 16777216 bytes, got more";
+    const BODY: &str = "200, but the body";
+    let nested = [b"{\"metadata\":".to_vec(), b"[".repeat(1 << 20)].concat();
+    let list = json!({"kind": "PodList", "items": []}).to_string();
+    let rows: [(u16, &str, &[u8], u32, &str); 12] = [
+        (200, "", b"", 11, BODY),
+        (200, "", b"[1, 2]", 11, BODY),
+        (200, "", b"null", 11, BODY),
+        (200, "", &[0xff, 0xfe, 0, 1], 11, BODY),
+        (200, "", &nested, 11, BODY),
+        (200, "", list.as_bytes(), 11, "no usable answer in"),
+        (200, "content-encoding: gzip\r\n", b"\x1f\x8b\x08\0\0\0\0\0", 11, BODY),
+        (200, "", &[b' '; 17 << 20], 7, LIMIT),
+        (500, "", &[b' '; 17 << 20], 7, LIMIT),
+        (429, "Retry-After: 99999999999\r\n", b"busy", 11, "429, busy"),
+        (502, "", b"<html>", 11, "502, <html>"),
+        (410, "", b"gone", 7, "410, not the response of a Kubernetes API"),
+    ];
+    for (code, headers, body, expected, part) in rows {
+        let answer = (headers.to_owned(), body.to_vec());
+        let server = server(move |_| Some(Answer::Reply(code, answer.0.clone(), answer.1.clone())));
+        let path = kubeconfig("unusable", &json!({"server": server.http()}), &json!({}));
+        let error = facts(&api(&path, if expected == 11 { BRIEF } else { LONG })).expect_err("an error");
+        let (text, shown) = (error.to_string(), String::from_utf8_lossy(&body[..body.len().min(20)]).into_owned());
+        assert!(error.number() == expected && text.contains(part), "{code} with {shown}: {text}");
+    }
+}
+
+/// A text of the server can contain the token, which no output may show.
+#[test]
+fn a_token_in_a_response_is_redacted() {
+    let padding = "x".repeat(280);
+    for (code, before) in [(400, ""), (401, ""), (500, ""), (502, padding.as_str())] {
+        let text = format!("{before}Bearer secret-token");
+        let server = server(move |_| Some(status(code, &text)));
+        let path = kubeconfig(
+            &format!("redacted-{code}"),
+            &json!({"server": server.http()}),
+            &json!({"token": "secret-token"}),
+        );
+        let mut plugin = plugin([
+            ("CNI_COMMAND", "ADD"),
+            ("CNI_CONTAINERID", "redacted"),
+            ("CNI_NETNS", "/run/netns/none"),
+            ("CNI_IFNAME", "net1"),
+            ("CNI_PATH", "/nowhere"),
+            ("CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=uid-1"),
+        ]);
+        let kubernetes = json!({"kubeconfig": path, "timeout_seconds": 2});
+        let conf = json!({"cniVersion": "1.0.0", "name": "n", "type": "istio-cni", "log_level": "debug", "kubernetes": kubernetes});
+        let called = Called::run(&mut plugin, &conf);
+        let all = format!("{:?}", called);
+        assert!(!all.contains("secret-token") && (code == 502 || all.contains("(redacted)")), "{code}: {all}");
+        assert!(attempts(&server) > 0, "{code}: {all}");
+    }
+}
+
+/// The header `Authorization` must not reach another host.
+#[test]
+fn a_redirect_is_not_followed() {
+    let other = Server::plain(has_both);
+    for code in [301, 302, 303, 307, 308] {
+        let location = format!("Location: {}/api/v1/namespaces/shop/pods/web-0\r\n", other.http());
+        let server = server(move |_| Some(Answer::Reply(code, location.clone(), b"moved".to_vec())));
+        let (error, _) = fails(&format!("redirect-{code}"), &server.http(), LONG);
+        assert!(error.number() == 7 && error.to_string().contains("correct server"), "{error}");
+    }
+    assert_eq!(other.connections(), 0);
 }

@@ -1,6 +1,7 @@
 //! The public API of `detour_cni::cluster` with real sockets and files: facts of pods from an API server and from
 //! manifests, and reports to the cluster.
 
+mod agent;
 mod definitions;
 mod environment;
 mod failures;

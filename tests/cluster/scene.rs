@@ -63,7 +63,8 @@ pub(crate) fn kubeconfig(test: &str, cluster: &Value, user: &Value) -> PathBuf {
     path
 }
 
-fn settings(timeout: Duration) -> cni::Kubernetes {
+/// A configuration without a source of facts.
+pub(crate) fn settings(timeout: Duration) -> cni::Kubernetes {
     cni::Kubernetes {
         kubeconfig: None,
         agent_socket: None,

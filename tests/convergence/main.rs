@@ -1,6 +1,6 @@
 //! Calls in any order, repeated, killed, concurrent, or after damage reconcile a pod's kernel state with the policies
 //! of all its attachments. Every test has its own node (a private `/run/detour`) and its own pods (unnamed network
-//! namespaces), so that nothing remains. Needs root, `ip`, `nft`, `iptables` and `iptables-legacy`.
+//! namespaces), so that nothing remains. Needs root, `ip`, `nft`, `iptables`, `iptables-legacy` and `strace`.
 
 mod damage;
 mod expect;
@@ -11,6 +11,7 @@ mod legacy;
 mod limits;
 mod locks;
 mod loopback_plugin;
+mod lost_state;
 mod order;
 mod parallel;
 mod records;

@@ -1,4 +1,4 @@
-//! Concurrent calls of different commands in one pod. `tests/faults` makes many calls for one attachment, and in many pods.
+//! Concurrent calls of different commands in one pod. `faults::parallel` makes many calls for one attachment, and in many pods.
 
 use crate::attachment::{Attachment, Facts, Slot};
 use crate::call::Answer;

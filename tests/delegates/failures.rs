@@ -1,4 +1,4 @@
-//! Executables that fail: the order of the undo, signals, and text for terminals. `tests/faults/peers/delegates.rs` has
+//! Executables that fail: the order of the undo, signals, and text for terminals. `convergence::faults::executables` has
 //! the faults of executables.
 
 use crate::pod::{Pod, conf, start, with};

@@ -185,6 +185,29 @@ fn a_rule_of_another_program_that_lets_traffic_bypass_is_not_clean() {
     });
 }
 
+/// As those of VPN clients and virtual machine launchers: their chains run before the redirection.
+#[test]
+fn nat_chains_of_other_programs_before_the_redirection_are_not_clean() {
+    for dialect in ["iptables", "nftables"] {
+        for (hook, priority) in [("output", -150), ("output", -101), ("prerouting", -150), ("prerouting", -101)] {
+            let mut plan = Plan::new();
+            plan.config["dialect"] = dialect.into();
+            scene(plan, |scene| {
+                assert!(audit(scene, &[]).is_clean());
+                scene.netns.run("nft add table ip vpn");
+                let chain = format!("{{ type nat hook {hook} priority {priority} ; }}");
+                scene.netns.run(&format!("nft -- add chain ip vpn first {chain}"));
+                scene.netns.run("nft add rule ip vpn first tcp dport 80 dnat to 198.51.100.1:1194");
+                let report = audit(scene, &[]);
+                let pod = only_pod(&report);
+                assert!(!report.is_clean() && pod.redirected, "{dialect}, {hook} {priority}: {report:#?}");
+                let chain = format!("chain first of table ip vpn with priority {priority}");
+                assert!(pod.drift.iter().any(|line| line.ends_with(&chain)), "{pod:#?}");
+            });
+        }
+    }
+}
+
 #[test]
 fn a_family_without_rules_differs_from_the_desired_rules() {
     let mut plan = Plan::new();

@@ -7,6 +7,7 @@ mod confined;
 mod containers;
 mod faults;
 mod forms;
+mod guard;
 mod logs;
 mod own_list;
 mod pod;

@@ -158,6 +158,28 @@ fn a_list_before_the_own_list_or_multus_beside_it_is_found() {
     });
 }
 
+/// Thin Multus copies the cluster network's list into its own file when it starts.
+#[test]
+fn a_copy_of_the_cluster_network_in_the_file_of_multus_without_the_plugin_is_found() {
+    let mut plan = Plan::new();
+    chained(&mut plan);
+    scene(plan, |scene| {
+        let file = format!("{DIRECTORY}/00-multus.conf");
+        let write = |plugins: &Value| {
+            let multus = json!({"cniVersion": "1.0.0", "name": "m", "type": "multus", "delegates": [
+                {"cniVersion": "1.0.0", "name": "c", "plugins": plugins},
+            ]});
+            scene.write(&file, &multus.to_string());
+        };
+        write(&json!([{"type": "bridge"}]));
+        let found = "Multus calls the copy of the cluster network's list in the key delegates of 00-multus.conf, whose \
+                     plugins are bridge";
+        assert_fails(scene, "configuration-picked", found, "restart Multus");
+        write(&scene.json(LIST)["plugins"]);
+        assert_eq!(scene.report(&["--node"])["healthy"], true);
+    });
+}
+
 #[test]
 fn a_renamed_own_list_has_the_hint_for_cilium() {
     scene(plan(), |scene| {

@@ -39,7 +39,7 @@ fn namespace(name: &Value) -> Value {
     })
 }
 
-fn conf() -> Value {
+pub(crate) fn conf() -> Value {
     json!({
         "cniVersion": "1.1.0", "name": "istio-cni", "type": "detour",
         "kubernetes": { "kubeconfig": "/k", "exclude_namespaces": ["kube-system"], "agent_namespace": "mesh" },
@@ -52,13 +52,13 @@ fn conf() -> Value {
 }
 
 /// A test case: its name in the golden file, and a function that changes the pod and the configuration above.
-type Case = (&'static str, fn(&mut Value, &mut Value));
+pub(crate) type Case = (&'static str, fn(&mut Value, &mut Value));
 
 pub(crate) fn annotate(pod: &mut Value, key: &str, value: &str) {
     pod["metadata"]["annotations"][key] = value.into();
 }
 
-const CASES: [Case; 21] = [
+pub(crate) const CASES: [Case; 21] = [
     ("redirected", |_, _| ()),
     ("warnings", |pod, _| {
         annotate(pod, "traffic.sidecar.istio.io/excludeOutboundIPRanges", "203.0.113.0/24");
@@ -246,7 +246,7 @@ fn a_file_of_multus_chain_applies_to_pods_that_select_no_network() {
     }
 }
 
-fn explain(name: &str, case: fn(&mut Value, &mut Value), more: &[&str]) -> crate::run::Run {
+pub(crate) fn explain(name: &str, case: fn(&mut Value, &mut Value), more: &[&str]) -> crate::run::Run {
     let (mut pod, mut conf) = (pod(), conf());
     case(&mut pod, &mut conf);
     let (conf, namespace) = (
@@ -363,78 +363,6 @@ fn a_configuration_without_a_source_of_facts_fails_as_in_an_add() {
     assert_eq!(detour(&["explain", "-f", "-"], &several, &[]).code, 0, "the built-in defaults are not a configuration");
 }
 
-#[test]
-fn the_picture_is_self_contained() {
-    let run = explain("picture", CASES[0].1, &["--format", "svg"]);
-    assert_eq!(run.code, 0, "{run:?}");
-    assert!(run.stdout.starts_with("<svg ") && run.stdout.trim_end().ends_with("</svg>"), "{}", run.stdout);
-    for part in ["web", "vault-agent-init", "15001", "15006", "15053", "UID 1337", "prefers-color-scheme"] {
-        assert!(run.stdout.contains(part), "{part}: {}", run.stdout);
-    }
-    for outside in ["href", "url(http", "@import", "<image", "<script"] {
-        assert!(!run.stdout.contains(outside), "{outside}");
-    }
-    assert!(run.stdout.contains(">not a native sidecar<"), "{}", run.stdout);
-    let native: fn(&mut Value, &mut Value) = |pod, _| {
-        annotate(pod, "detour.io/exclude-outbound-ports-for-uids", "tcp:443:1001");
-        annotate(pod, "detour.io/exclude-uids", "1337");
-        let containers = pod["spec"]["containers"].as_array_mut().expect("a list");
-        let proxy = containers.iter().position(|container| container["name"] == "istio-proxy").expect("a sidecar");
-        let proxy = containers.remove(proxy);
-        pod["spec"]["initContainers"].as_array_mut().expect("a list").insert(0, proxy);
-    };
-    let native = explain("native-picture", native, &["--format", "svg"]).stdout;
-    for text in [
-        "native sidecar",
-        "TCP to port 443",
-        "set by the pod's annotation detour.io/exclude-outbound-ports-for-uids",
-        "set by the configuration (chain[1])",
-        "set by the pod's annotation detour.io/exclude-uids",
-    ] {
-        assert!(native.contains(&format!(">{text}<")), "{text}, whole: {native}");
-    }
-}
-
-#[test]
-fn long_texts_of_a_picture_have_a_tooltip() {
-    let ports = (8000..8040).map(|port| port.to_string()).collect::<Vec<_>>();
-    let (name, _) = CASES[0];
-    let (mut pod, mut conf) = (pod(), conf());
-    annotate(&mut pod, "traffic.sidecar.istio.io/excludeInboundPorts", &ports.join(","));
-    annotate(&mut pod, "traffic.sidecar.istio.io/excludeOutboundPorts", &ports.join(","));
-    pod["metadata"]["name"] = "n".repeat(200).into();
-    conf["chain"][0]["redirect_dns"] = false.into();
-    pod["spec"]["containers"][1]["env"] = json!([]);
-    let conf = file(&format!("{name}-long.conf"), &conf.to_string());
-    let svg = detour(&["explain", "-f", "-", "--config", &conf, "--format", "svg"], &pod.to_string(), &[]).stdout;
-    let ports = ports.join(", ");
-    for (line, whole) in [
-        ("Pod shop/nnn", format!("Pod shop/{}", "n".repeat(200))),
-        ("inbound, except 8000", format!("inbound, except {ports}")),
-        ("TCP and UDP to ports 8000", format!("TCP and UDP to ports {ports}")),
-    ] {
-        let is_it = |drawn: &&str| drawn.starts_with("<text ") && drawn.contains(&format!(">{line}"));
-        let drawn = svg.lines().find(is_it).expect(line);
-        let (shown, rest) = drawn.split_once('>').and_then(|(_, text)| text.split_once("<title>")).expect(drawn);
-        assert!(shown.chars().count() < 80 && rest.contains(&whole), "{drawn}");
-    }
-    assert!(
-        svg.contains(">resolvers<") && !svg.contains("15053"),
-        "DNS that is not captured bypasses the sidecar: {svg}"
-    );
-}
-
-#[test]
-fn the_picture_shows_traffic_that_istio_init_captures_without_css_variables() {
-    let istio_init: fn(&mut Value, &mut Value) = |pod, conf| {
-        pod["spec"]["initContainers"].as_array_mut().expect("a list").push(json!({"name": "istio-init"}));
-        conf["chain"] = json!([{"type": "istio-redirect"}]);
-    };
-    let svg = explain("istio-init-picture", istio_init, &["--format", "svg"]).stdout;
-    assert!(svg.contains("captured by istio-init") && !svg.contains(">everything<"), "{svg}");
-    assert!(!svg.contains("var("), "{svg}");
-}
-
 /// The answer first, and no setting that has its default.
 #[test]
 fn the_report_about_a_pod_fits_on_a_screen_with_the_answer_first() {
@@ -499,20 +427,6 @@ fn the_rule_format_is_that_of_an_add() {
     }
 }
 
-/// Init containers that start before the sidecar, without an exclusion.
-#[test]
-fn the_picture_shows_lost_traffic_and_a_legend_of_what_occurs() {
-    let lost: fn(&mut Value, &mut Value) = |pod, conf| {
-        pod["spec"]["initContainers"][0]["securityContext"]["runAsUser"] = 7.into();
-        conf["chain"] = json!([{"type": "istio-redirect"}]);
-    };
-    let svg = explain("lost-picture", lost, &["--format", "svg"]).stdout;
-    for part in [">lost: no sidecar yet<", ">captured and lost<", "way lost"] {
-        assert!(svg.contains(part), "{part}: {svg}");
-    }
-    assert!(!svg.contains(">bypass<"), "nothing bypasses the sidecar: {svg}");
-}
-
 #[test]
 fn a_trace_ends_with_the_deciding_rule_and_gives_the_reason_of_a_direct_packet() {
     let conf = file("reason.conf", &conf().to_string());
@@ -534,4 +448,30 @@ fn a_trace_ends_with_the_deciding_rule_and_gives_the_reason_of_a_direct_packet()
     host["spec"]["hostNetwork"] = true.into();
     let direct = of(&host, "uid=7").stdout;
     assert!(direct.starts_with("10.96.0.10:53/udp from uid 7, gid 0 → direct\n"), "{direct}");
+}
+
+/// And the warning about the init container does not advise to add the annotation again.
+#[test]
+fn a_request_without_its_sub_plugin_is_a_warning_with_the_line_to_add() {
+    for (key, value, sub_plugin) in [
+        ("detour.io/exclude-containers", "vault-agent-init", "container-exclude"),
+        ("detour.io/exclude-uids", "8, 7", "uid-exclude"),
+    ] {
+        let (mut pod, mut conf) = (pod(), conf());
+        pod["spec"]["initContainers"][0]["securityContext"]["runAsUser"] = 7.into();
+        annotate(&mut pod, key, value);
+        conf["chain"] = json!([{"type": "istio-redirect"}]);
+        let conf = file("ignored.conf", &conf.to_string());
+        let arguments = ["explain", "-f", "-", "--config", &conf, "-o", "json"];
+        let report = detour(&arguments, &pod.to_string(), &[]).json();
+        let warnings = report["warnings"].as_array().expect("warnings");
+        let of = |code: &str| warnings.iter().find(|one| one["code"] == code).unwrap_or_else(|| panic!("{report:#}"));
+        let (ignored, early) = (of("not-in-chain"), of("init-container-too-early"));
+        assert!(ignored["what"].to_string().contains(key), "{report:#}");
+        let line = format!("add {{\"type\": \"{sub_plugin}\"}} to the sub-plugin chain of the configuration");
+        assert_eq!(ignored["next"], line);
+        let next = format!("annotation {key} names it already: see the warning about this annotation");
+        assert_eq!(early["next"], next);
+        assert!(!report["notes"].to_string().contains(key), "{report:#}");
+    }
 }

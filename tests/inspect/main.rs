@@ -3,9 +3,11 @@
 mod command_line;
 mod container_exclude;
 mod explain;
+mod guard;
 mod hostile;
 mod manifests;
 mod networks;
+mod picture;
 mod reports;
 mod restore;
 mod run;

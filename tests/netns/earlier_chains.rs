@@ -82,9 +82,9 @@ fn one(dialect: Dialect, excludes: bool, hook: &str, priority: i32) {
     }
 }
 
-/// A chain that sends nothing to a port is another tool's own matter, as that of a container which masquerades.
+/// A chain that translates no destination is another tool's own matter, as that of a container which masquerades.
 #[test]
-fn a_nat_chain_without_a_redirection_is_no_finding() {
+fn a_nat_chain_without_a_translation_is_no_finding() {
     let world = World::new(Families::V4);
     let configuration = configuration(&world, Dialect::Iptables, true);
     world.add(&configuration);

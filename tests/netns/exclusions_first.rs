@@ -15,7 +15,7 @@ use serde_json::Value;
 
 /// A redirection that another tool makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Redirection {
+pub(crate) enum Redirection {
     /// Istio's sidecar rules with DNS capture in the tables of iptables-nft.
     Iptables,
     /// … in the tables of iptables-legacy.
@@ -54,7 +54,7 @@ table inet istio-proxy-raw {
 ";
 
 impl Redirection {
-    fn make(self, world: &World) {
+    pub(crate) fn make(self, world: &World) {
         for &family in world.families() {
             match self {
                 Self::Iptables => world.iptables_restore(family, &rules(family, Dns::Captured, PROXY.uid)),
@@ -69,8 +69,8 @@ impl Redirection {
         }
     }
 
-    /// Removes the tool's rules and writes them again, as istio-cni does.
-    fn write_again(self, world: &World) {
+    /// Removes the tool's rules.
+    pub(crate) fn remove(self, world: &World) {
         match self {
             // The chains of both modes are in the same tables.
             Self::Iptables => Format::Iptables.leave(world),
@@ -80,12 +80,19 @@ impl Redirection {
                 let names = tables.iter().filter_map(|table| table.split(' ').nth(2));
                 names.for_each(|name| world.nft(&format!("delete table inet {name}")));
             }
-            Self::Legacy => return,
+            Self::Legacy => {}
         }
-        self.make(world);
     }
 
-    const fn is_ambient(self) -> bool {
+    /// Removes the tool's rules and writes them again, as istio-cni does.
+    fn write_again(self, world: &World) {
+        if self != Self::Legacy {
+            self.remove(world);
+            self.make(world);
+        }
+    }
+
+    pub(crate) const fn is_ambient(self) -> bool {
         matches!(self, Self::Ambient(_))
     }
 }

@@ -1,12 +1,15 @@
 //! The guard: nothing leaves or enters outside of the mesh, whatever happens to the redirection, and nothing is rejected that
-//! a correct mesh lets pass.
+//! a correct mesh lets pass. Each scene goes through four states: the redirection was never made, is in place, is lost, and
+//! is made again; in each state, packets of every kind are sent in both families.
 
 use crate::ambient::Format;
 use crate::configuration::{chain, story};
-use crate::exclusions_first::ISTIO;
+use crate::dialect::Dialect;
+use crate::exclusions_first::Redirection;
 use crate::expectations::*;
-use crate::istio::{Dns, rules};
+use crate::istio::Dns;
 use crate::pod::{APP_PROCESS, NAMESPACE, PROXY, VAULT_INIT, manifest};
+use crate::support::background::Running;
 use crate::support::cgroup::Cgroup;
 use crate::support::new_netns::tool_in;
 use crate::world::*;
@@ -16,16 +19,294 @@ use detour_cni::policy::ContainerScope;
 use detour_cni::{policy, state};
 use serde_json::{Value, json};
 
-const EXCLUSIONS: [&str; 2] = ["uid-exclude", "dns-exclude"];
+/// Processes that exclusions name, by GID, by UID and port, and by UID for DNS only.
+const BY_GROUP: Process = Process { gid: 7, ..APP_PROCESS };
+const BY_PORT: Process = Process { uid: 8, gid: 8 };
+const DNS_ONLY: Process = Process { uid: 9, gid: 9 };
+/// A process in a group that the redirection does not capture.
+const OWNER_GROUP: Process = Process { gid: 6, ..APP_PROCESS };
+const CONTAINER: &str = "vault-agent-init";
+/// A port that the pod excludes from the redirection of inbound traffic.
+const EXCLUDED_PORT: u16 = 9000;
+/// The addresses of the kubelet's probes in the ambient mesh.
+const PROBES: [&str; 2] = ["169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"];
 
-/// Returns a configuration with the guard, exclusions of UID 1337 and, with `redirects`, the redirection.
-fn guarded(world: &World, dns: Dns, redirects: bool, annotations: &[(&str, &str)]) -> Value {
-    let mut blocks: Vec<Value> = EXCLUSIONS.map(|kind| json!({ "type": kind, "uids": [VAULT_INIT.uid] })).into();
-    blocks.push(json!({ "type": "mesh-guard" }));
-    if redirects {
-        blocks.push(json!({ "type": "istio-redirect" }));
+const AMBIENT_POD: &str = "
+apiVersion: v1
+kind: Pod
+metadata: { name: web-0, namespace: shop, labels: { istio.io/dataplane-mode: ambient } }
+spec:
+  nodeName: node-1
+  containers: [{ name: web, image: web }, { name: vault-agent-init, image: vault }]
+";
+
+/// What redirects the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Redirector {
+    /// detour itself, in an interception mode, `REDIRECT` or `TPROXY`.
+    Detour(Dialect, Dns, &'static str),
+    /// Another tool.
+    Other(Redirection),
+}
+
+struct Scene {
+    world: World,
+    redirector: Redirector,
+    manifests: std::path::PathBuf,
+    excluded: Cgroup,
+    machine: Option<Machine>,
+    _listeners: Vec<Running>,
+}
+
+impl Scene {
+    fn new(redirector: Redirector) -> Self {
+        let is_ambient = redirector == Redirector::Other(Redirection::Ambient(Format::Iptables))
+            || redirector == Redirector::Other(Redirection::Ambient(Format::Native));
+        let world = if is_ambient { World::with_ztunnel(Families::Both) } else { World::new(Families::Both) };
+        let listen = |any: &str| world.pod_serves(APP_PROCESS, &format!("tcp:{any}:{EXCLUDED_PORT}"));
+        let listeners = vec![listen("0.0.0.0"), listen("[::]")];
+        let mut machine = None;
+        let manifests = match redirector {
+            Redirector::Detour(_, dns, mode) => {
+                machine = Some(world.start_machine());
+                story(
+                    &world,
+                    dns,
+                    &[
+                        ("sidecar.istio.io/interceptionMode", mode),
+                        ("traffic.sidecar.istio.io/excludeInboundPorts", &EXCLUDED_PORT.to_string()),
+                        ("traffic.sidecar.istio.io/excludeOutboundIPRanges", EXCLUDED_RANGES),
+                        ("istio.io/reroute-virtual-interfaces", MACHINE_INTERFACE),
+                    ],
+                )
+            }
+            Redirector::Other(Redirection::Ambient(_)) => {
+                probes_come_from_their_address(&world);
+                world.manifests(&[NAMESPACE, AMBIENT_POD])
+            }
+            Redirector::Other(_) => story(&world, Dns::Captured, &[]),
+        };
+        Self { world, redirector, manifests, excluded: Cgroup::new(), machine, _listeners: listeners }
     }
-    chain(&story(world, dns, annotations), Value::from(blocks))
+
+    fn is_ambient(&self) -> bool {
+        matches!(self.redirector, Redirector::Other(redirection) if redirection.is_ambient())
+    }
+
+    fn dns(&self) -> Dns {
+        if let Redirector::Detour(_, dns, _) = self.redirector { dns } else { Dns::Captured }
+    }
+
+    /// Returns a configuration with the guard, exclusions of each kind and, with `redirects`, detour's redirection.
+    fn configuration(&self, redirects: bool) -> Value {
+        let redirect = json!({ "type": "istio-redirect", "owner_groups_exclude": [OWNER_GROUP.gid] });
+        let ranges: Vec<&str> = EXCLUDED_RANGES.split(',').collect();
+        let mut blocks = vec![
+            json!({
+                "type": "uid-exclude", "uids": [VAULT_INIT.uid], "gids": [BY_GROUP.gid],
+                "rules": [format!("tcp:{HTTPS}:{}", BY_PORT.uid)],
+            }),
+            json!({ "type": "dns-exclude", "uids": [DNS_ONLY.uid] }),
+            json!({ "type": "container-exclude", "containers": [CONTAINER] }),
+            if self.is_ambient() {
+                json!({ "type": "mesh-guard", "dns": true })
+            } else {
+                json!({ "type": "mesh-guard" })
+            },
+        ];
+        match self.redirector {
+            Redirector::Detour(..) => blocks.extend(redirects.then_some(redirect)),
+            Redirector::Other(_) => blocks.push(json!({ "type": "destination-exclude", "ip_ranges": ranges })),
+        }
+        let configuration = chain(&self.manifests, Value::from(blocks));
+        if let Redirector::Detour(dialect, ..) = self.redirector { dialect.of(configuration) } else { configuration }
+    }
+
+    /// Writes the guard, before any redirection.
+    fn guard(&self) {
+        self.world.add(&self.configuration(false));
+        let element = ContainerElement::new(ContainerScope::All, self.excluded.id(), CONTAINER, "0123456789abcdef0123");
+        self.world.change_containers(&[], &[element]);
+    }
+
+    fn redirect(&self) {
+        match self.redirector {
+            Redirector::Detour(..) => self.world.add(&self.configuration(true)),
+            Redirector::Other(redirection) => redirection.make(&self.world),
+        }
+    }
+
+    fn lose(&self) {
+        match self.redirector {
+            Redirector::Detour(..) => flush(&self.world),
+            Redirector::Other(redirection) => redirection.remove(&self.world),
+        }
+    }
+
+    /// Sends packets of every kind.
+    #[track_caller]
+    fn sends(&self, is_redirected: bool) {
+        let world = &self.world;
+        println!("{:?}, redirected: {is_redirected}", self.redirector);
+        if is_redirected {
+            tcp_is_captured(world, APP_PROCESS);
+            tcp_is_captured(world, DNS_ONLY);
+        } else {
+            rejects(world, self.dns());
+        }
+        match (self.dns(), is_redirected) {
+            (Dns::Captured, true) => dns_is_captured(world, APP_PROCESS, RESOLVER),
+            (Dns::Left, true) => {}
+            (_, false) => assert!(matches!(
+                world.pod_sends(DNS_ONLY, Protocol::Tcp, SERVER.at(Family::V4, HTTPS)),
+                Arrival::Lost(_)
+            )),
+        }
+        dns_is_direct(world, DNS_ONLY, RESOLVER);
+        for process in [VAULT_INIT, BY_GROUP] {
+            tcp_is_direct(world, process);
+            dns_is_direct(world, process, RESOLVER);
+        }
+        world.within(&self.excluded, || {
+            tcp_is_direct(world, APP_PROCESS);
+            dns_is_direct(world, APP_PROCESS, RESOLVER);
+        });
+        for &family in world.families() {
+            let direct = |process, protocol, to| {
+                assert_eq!(world.pod_sends(process, protocol, to), Arrival::direct(to, POD.ip(family)), "{to}");
+            };
+            direct(BY_PORT, Protocol::Tcp, SERVER.at(family, HTTPS));
+            direct(APP_PROCESS, Protocol::Tcp, VAULT.at(family, HTTPS));
+            direct(APP_PROCESS, Protocol::Tcp, POD.at(family, APP));
+            direct(APP_PROCESS, Protocol::Udp, SERVER.at(family, SYSLOG));
+            assert!(world.pod_pings(SERVER.ip(family)) && world.outside_pings(POD.ip(family)), "{family:?}");
+            let enters = |port| world.outside_sends(Protocol::Tcp, POD.at(family, port));
+            let passes = |port| Arrival::direct(POD.at(family, port), GATEWAY.ip(family));
+            assert_eq!(enters(TUNNEL), passes(TUNNEL));
+            if is_redirected {
+                assert_eq!(enters(APP), Arrival::captured(INBOUND, POD.at(family, APP)));
+            }
+        }
+        if self.is_ambient() {
+            self.sends_as_in_ambient(is_redirected)
+        } else {
+            self.sends_as_with_sidecar(is_redirected)
+        }
+    }
+
+    #[track_caller]
+    fn sends_as_with_sidecar(&self, is_redirected: bool) {
+        let world = &self.world;
+        let is_native = self.redirector == Redirector::Other(Redirection::Native);
+        // The native rules of the test are for the UID.
+        let by_gid = (!is_native).then_some(Process { uid: 5, ..PROXY });
+        for proxy in [PROXY, Process { gid: 5, ..PROXY }].into_iter().chain(by_gid) {
+            tcp_is_direct(world, proxy);
+            dns_is_direct(world, proxy, RESOLVER);
+        }
+        for &family in world.families() {
+            for port in STATUS {
+                let to = POD.at(family, port);
+                assert_eq!(world.outside_sends(Protocol::Tcp, to), Arrival::direct(to, GATEWAY.ip(family)), "a probe");
+            }
+        }
+        if let Redirector::Detour(..) = self.redirector {
+            the_rest_is_direct(world, APP_PROCESS);
+            for &family in world.families() {
+                let to = POD.at(family, EXCLUDED_PORT);
+                assert_eq!(world.outside_sends(Protocol::Tcp, to), Arrival::direct(to, GATEWAY.ip(family)));
+            }
+        }
+        for &family in self.machine.iter().flat_map(|_| world.families()) {
+            let machine = self.machine.as_ref().expect("a machine");
+            let (server, syslog) = (SERVER.at(family, HTTPS), SERVER.at(family, SYSLOG));
+            let arrival = machine.sends(Protocol::Tcp, server);
+            match is_redirected {
+                true => assert!(matches!(arrival, Arrival::Sidecar { .. }), "{arrival:?}"),
+                false => is_rejected(&arrival),
+            }
+            assert_eq!(machine.sends(Protocol::Udp, syslog), Machine::direct(syslog));
+        }
+    }
+
+    #[track_caller]
+    fn sends_as_in_ambient(&self, is_redirected: bool) {
+        let world = &self.world;
+        world.as_ztunnel(|| {
+            tcp_is_direct(world, ROOT);
+            dns_is_direct(world, ROOT, RESOLVER);
+        });
+        for (&family, probes) in world.families().iter().zip(PROBES) {
+            let (probes, probed) = (probes.parse().expect("an address"), POD.at(family, STATUS[2]));
+            assert_eq!(world.outside_sends(Protocol::Tcp, probed), Arrival::direct(probed, probes), "a probe");
+            let to = std::net::SocketAddr::new(probes, HTTPS);
+            assert_eq!(world.pod_sends(APP_PROCESS, Protocol::Tcp, to), Arrival::direct(to, POD.ip(family)));
+            // In the ambient mesh, these ports are captured.
+            let status = POD.at(family, STATUS[1]);
+            let arrival = world.outside_sends(Protocol::Tcp, status);
+            match is_redirected {
+                true => assert_eq!(arrival, Arrival::captured(INBOUND, status)),
+                false => is_rejected(&arrival),
+            }
+        }
+    }
+
+    /// Goes through all states.
+    fn play(&self) {
+        let world = &self.world;
+        let all = |connect: &dyn Fn(Family) -> Connection| -> Vec<(Family, Connection)> {
+            let open = |&family: &Family| {
+                let mut connection = connect(family);
+                assert!(!matches!(connection.send(), Arrival::Lost(_)), "it is open");
+                (family, connection)
+            };
+            world.families().iter().map(open).collect()
+        };
+        let before = all(&|family| world.pod_connects(APP_PROCESS, SERVER.at(family, HTTPS)));
+        self.guard();
+        for (family, mut connection) in before {
+            let direct = Arrival::direct(SERVER.at(family, HTTPS), POD.ip(family));
+            assert_eq!(connection.send(), direct, "a connection from before the rules");
+        }
+        self.sends(false);
+        self.redirect();
+        world.call("CHECK", &self.configuration(true)).run().done();
+        self.sends(true);
+        let outbound = all(&|family| world.pod_connects(APP_PROCESS, SERVER.at(family, HTTPS)));
+        let inbound = all(&|family| world.outside_connects(POD.at(family, APP)));
+        self.lose();
+        self.sends(false);
+        if let Redirector::Detour(..) = self.redirector {
+            tcp_is_direct(world, OWNER_GROUP);
+        }
+        for (family, mut connection) in outbound {
+            assert_eq!(connection.send(), Arrival::captured(OUTBOUND, SERVER.at(family, HTTPS)), "an open connection");
+        }
+        for (family, mut connection) in inbound {
+            assert_eq!(connection.send(), Arrival::captured(INBOUND, POD.at(family, APP)), "an open connection");
+        }
+        self.redirect();
+        self.sends(true);
+        world.call("DEL", &self.configuration(true)).run().done();
+        assert!(!world.native_tables().iter().any(|table| table.contains("detour")));
+    }
+}
+
+/// istio-cni's rules on the node give the kubelet's probes this source address. Here, one port is theirs.
+fn probes_come_from_their_address(world: &World) {
+    let outside = world.outside_netns();
+    let [v4, v6] = PROBES;
+    let probed = STATUS[2];
+    let rules = format!(
+        "table inet probes {{\nchain post {{ type nat hook postrouting priority 100;\n\
+         ip version 4 tcp dport {probed} snat ip to {v4}\nip6 version 6 tcp dport {probed} snat ip6 to {v6}\n}}\n}}\n"
+    );
+    tool_in(&outside, "nft", &["-f", "-"], &rules);
+    let commands = format!("addr add {v4}/32 dev lo\naddr add {v6}/128 dev lo nodad\n");
+    tool_in(&outside, "ip", &["-batch", "-"], &commands);
+    for (&family, probes) in world.families().iter().zip(PROBES) {
+        world.ip(&["route", "add", probes, "via", &GATEWAY.ip(family).to_string()]);
+    }
 }
 
 /// Asserts that the guard rejects the application's traffic in both directions at once.
@@ -55,34 +336,6 @@ fn traced(world: &World, process: Process, family: Family) -> String {
     trace(&rules.view(), from, to, &rules.addresses, "eth0").arrives_at
 }
 
-/// Asserts that traffic which the mesh does not capture passes, with and without the redirection.
-#[track_caller]
-fn passes_outside_the_mesh(world: &World) {
-    tcp_is_direct(world, PROXY);
-    dns_is_direct(world, PROXY, RESOLVER);
-    tcp_is_direct(world, VAULT_INIT);
-    dns_is_direct(world, VAULT_INIT, RESOLVER);
-    the_rest_is_direct(world, APP_PROCESS);
-    for &family in world.families() {
-        let own = POD.at(family, APP);
-        assert_eq!(world.pod_sends(APP_PROCESS, Protocol::Tcp, own), Arrival::direct(own, POD.ip(family)));
-        for port in STATUS.into_iter().chain([TUNNEL]) {
-            let to = POD.at(family, port);
-            assert_eq!(world.outside_sends(Protocol::Tcp, to), Arrival::direct(to, GATEWAY.ip(family)));
-        }
-    }
-}
-
-#[track_caller]
-fn captures(world: &World, dns: Dns) {
-    tcp_is_captured(world, APP_PROCESS);
-    if dns == Dns::Captured {
-        dns_is_captured(world, APP_PROCESS, RESOLVER);
-    }
-    inbound_is_captured(world);
-    passes_outside_the_mesh(world);
-}
-
 fn flush(world: &World) {
     for &family in world.families() {
         for table in ["nat", "mangle"] {
@@ -98,110 +351,63 @@ fn flush(world: &World) {
 }
 
 in_both_dialects! {
-    fn a_pod_whose_redirection_is_flushed_fails_closed_until_it_is_made_again(dialect) {
-        for dns in [Dns::Captured, Dns::Left] {
-            let world = World::new(Families::Both);
-            let configuration = dialect.of(guarded(&world, dns, true, &[]));
-            world.add(&configuration);
-            captures(&world, dns);
-            world.call("CHECK", &configuration).run().done();
-            flush(&world);
-            rejects(&world, dns);
-            passes_outside_the_mesh(&world);
-            world.add(&configuration);
-            captures(&world, dns);
-            world.call("DEL", &configuration).run().done();
-            assert_eq!(world.native_tables(), [""; 0]);
-            tcp_is_direct(&world, APP_PROCESS);
-        }
+    fn no_packet_bypasses_detours_redirection(dialect) {
+        Scene::new(Redirector::Detour(dialect, Dns::Captured, "REDIRECT")).play();
     }
 
-    fn a_pod_in_mode_tproxy_fails_closed(dialect) {
+    fn no_packet_bypasses_detours_redirection_without_dns(dialect) {
+        Scene::new(Redirector::Detour(dialect, Dns::Left, "REDIRECT")).play();
+    }
+
+    fn no_packet_bypasses_detours_redirection_in_mode_tproxy(dialect) {
+        Scene::new(Redirector::Detour(dialect, Dns::Captured, "TPROXY")).play();
+    }
+}
+
+#[test]
+fn no_packet_bypasses_istio_cnis_redirection() {
+    Scene::new(Redirector::Other(Redirection::Iptables)).play();
+}
+
+#[test]
+fn no_packet_bypasses_istio_cnis_native_redirection() {
+    Scene::new(Redirector::Other(Redirection::Native)).play();
+}
+
+#[test]
+fn no_packet_bypasses_the_ambient_mesh() {
+    Scene::new(Redirector::Other(Redirection::Ambient(Format::Iptables))).play();
+}
+
+#[test]
+fn no_packet_bypasses_the_native_rules_of_the_ambient_mesh() {
+    Scene::new(Redirector::Other(Redirection::Ambient(Format::Native))).play();
+}
+
+in_both_dialects! {
+    /// Istio's included ranges apply to machines, too.
+    fn a_virtual_machine_reaches_what_the_redirection_does_not_include(dialect) {
         let world = World::new(Families::Both);
-        let mode = [("sidecar.istio.io/interceptionMode", "TPROXY")];
-        let configuration = dialect.of(guarded(&world, Dns::Captured, true, &mode));
-        world.add(&configuration);
-        tcp_is_captured(&world, APP_PROCESS);
-        dns_is_captured(&world, APP_PROCESS, RESOLVER);
-        passes_outside_the_mesh(&world);
-        flush(&world);
-        rejects(&world, Dns::Captured);
-        passes_outside_the_mesh(&world);
-    }
-}
-
-/// Beside the redirection of istio-cni, which is never made, or later.
-#[test]
-fn a_pod_that_another_tool_redirects_fails_closed_until_it_does() {
-    for dns in [Dns::Captured, Dns::Left] {
-        let world = World::new(Families::Both);
-        let configuration = guarded(&world, dns, false, &[]);
-        world.add(&configuration);
-        rejects(&world, dns);
-        for &family in world.families() {
-            world.iptables_restore(family, &rules(family, dns, PROXY.uid));
-        }
-        captures(&world, dns);
-    }
-}
-
-/// The same in nftables.
-#[test]
-fn native_rules_of_istio_cni_are_a_redirection() {
-    let world = World::new(Families::Both);
-    world.add(&guarded(&world, Dns::Captured, false, &[]));
-    rejects(&world, Dns::Captured);
-    world.nft(ISTIO);
-    tcp_is_captured(&world, APP_PROCESS);
-    dns_is_captured(&world, APP_PROCESS, RESOLVER);
-    inbound_is_captured(&world);
-    tcp_is_direct(&world, PROXY);
-    tcp_is_direct(&world, VAULT_INIT);
-    dns_is_direct(&world, VAULT_INIT, RESOLVER);
-}
-
-#[test]
-fn excluded_groups_ports_and_containers_pass_with_and_without_the_redirection() {
-    let world = World::new(Families::Both);
-    let (by_group, by_port) = (Process { gid: 7, ..APP_PROCESS }, Process { uid: 8, gid: 8 });
-    let blocks = json!([
-        { "type": "istio-redirect" },
-        { "type": "uid-exclude", "gids": [by_group.gid], "rules": [format!("tcp:{HTTPS}:{}", by_port.uid)] },
-        { "type": "container-exclude", "containers": ["vault-agent-init"] },
-        { "type": "mesh-guard" },
-    ]);
-    world.add(&chain(&story(&world, Dns::Captured, &[]), blocks));
-    let cgroup = Cgroup::new();
-    let element = ContainerElement::new(ContainerScope::All, cgroup.id(), "vault-agent-init", "0123456789abcdef0123");
-    world.change_containers(&[], &[element]);
-    tcp_is_captured(&world, APP_PROCESS);
-    for flushes in [false, true] {
-        if flushes {
+        let machine = world.start_machine();
+        let annotations = [
+            ("istio.io/reroute-virtual-interfaces", MACHINE_INTERFACE),
+            ("traffic.sidecar.istio.io/includeOutboundIPRanges", "198.51.100.0/24,2001:db8:20::/64"),
+        ];
+        let blocks = json!([{ "type": "istio-redirect" }, { "type": "mesh-guard" }]);
+        world.add(&dialect.of(chain(&story(&world, Dns::Left, &annotations), blocks)));
+        for is_redirected in [true, false] {
+            for &family in world.families() {
+                let (server, vault) = (SERVER.at(family, HTTPS), VAULT.at(family, HTTPS));
+                let arrival = machine.sends(Protocol::Tcp, server);
+                match is_redirected {
+                    true => assert_eq!(arrival, Arrival::captured(OUTBOUND, server)),
+                    false => is_rejected(&arrival),
+                }
+                assert_eq!(machine.sends(Protocol::Tcp, vault), Machine::direct(vault));
+            }
             flush(&world);
-            rejects(&world, Dns::Captured);
         }
-        tcp_is_direct(&world, by_group);
-        dns_is_direct(&world, by_group, RESOLVER);
-        for &family in world.families() {
-            let to = SERVER.at(family, HTTPS);
-            assert_eq!(world.pod_sends(by_port, Protocol::Tcp, to), Arrival::direct(to, POD.ip(family)));
-        }
-        world.within(&cgroup, || {
-            tcp_is_direct(&world, APP_PROCESS);
-            dns_is_direct(&world, APP_PROCESS, RESOLVER);
-        });
     }
-}
-
-/// Connections from before the rules continue.
-#[test]
-fn established_connections_continue() {
-    let world = World::new(Families::V4);
-    let mut connection = world.pod_connects(APP_PROCESS, SERVER.at(Family::V4, HTTPS));
-    world.add(&guarded(&world, Dns::Left, false, &[]));
-    let server = SERVER.at(Family::V4, HTTPS);
-    assert_eq!(connection.send(), Arrival::direct(server, POD.ip(Family::V4)), "a reset");
-    rejects(&world, Dns::Left);
 }
 
 /// A pod's author can turn off the redirection, but not the guard.
@@ -209,7 +415,8 @@ fn established_connections_continue() {
 fn interception_mode_none_does_not_switch_the_guard_off() {
     let world = World::new(Families::Both);
     let none = [("sidecar.istio.io/interceptionMode", "NONE")];
-    world.add(&guarded(&world, Dns::Left, true, &none));
+    let blocks = json!([{ "type": "istio-redirect" }, { "type": "mesh-guard" }]);
+    world.add(&chain(&story(&world, Dns::Left, &none), blocks));
     rejects(&world, Dns::Left);
 }
 
@@ -224,59 +431,4 @@ fn namespaces_that_the_administrator_excludes_get_no_guard() {
     let block = json!({ "type": "mesh-guard", "exclude_namespace_selector": { "matchLabels": { "guard": "other" } } });
     world.add(&chain(&manifests, json!([block])));
     rejects(&world, Dns::Left);
-}
-
-const AMBIENT_POD: &str = "
-apiVersion: v1
-kind: Pod
-metadata: { name: web-0, namespace: shop, labels: { istio.io/dataplane-mode: ambient } }
-spec:
-  nodeName: node-1
-  containers: [{ name: web, image: web }]
-";
-
-/// istio-cni's rules on the node give them this source address.
-#[test]
-fn the_probes_of_the_kubelet_reach_a_pod_in_the_ambient_mesh() {
-    const PROBES: &str = "169.254.7.127";
-    let world = World::with_ztunnel(Families::V4);
-    world.add(&chain(&world.manifests(&[NAMESPACE, AMBIENT_POD]), json!([{ "type": "mesh-guard" }])));
-    rejects(&world, Dns::Left);
-    let outside = world.outside_netns();
-    tool_in(
-        &outside,
-        "nft",
-        &["-f", "-"],
-        &format!(
-            "table ip probes {{\nchain post {{ type nat hook postrouting priority 100; tcp dport {APP} snat to {PROBES}; }}\n}}\n"
-        ),
-    );
-    let gateway = GATEWAY.ip(Family::V4).to_string();
-    world.ip(&["route", "add", PROBES, "via", &gateway]);
-    let to = POD.at(Family::V4, APP);
-    let from = PROBES.parse().expect("an address");
-    assert_eq!(world.outside_sends(Protocol::Tcp, to), Arrival::direct(to, from));
-}
-
-/// A pod in the ambient mesh waits for the rules of istio-cni's agent.
-#[test]
-fn a_pod_in_the_ambient_mesh_fails_closed_until_it_is_redirected() {
-    for format in [Format::Iptables, Format::Native] {
-        let world = World::with_ztunnel(Families::Both);
-        let manifests = world.manifests(&[NAMESPACE, AMBIENT_POD]);
-        let blocks =
-            json!([{ "type": "uid-exclude", "uids": [VAULT_INIT.uid] }, { "type": "mesh-guard", "dns": true }]);
-        let configuration = chain(&manifests, blocks);
-        world.add(&configuration);
-        rejects(&world, Dns::Captured);
-        tcp_is_direct(&world, VAULT_INIT);
-        format.enroll(&world);
-        tcp_is_captured(&world, APP_PROCESS);
-        dns_is_captured(&world, APP_PROCESS, RESOLVER);
-        tcp_is_direct(&world, VAULT_INIT);
-        world.as_ztunnel(|| tcp_is_direct(&world, ROOT));
-        world.call("CHECK", &configuration).run().done();
-        format.leave(&world);
-        rejects(&world, Dns::Captured);
-    }
 }

@@ -18,6 +18,7 @@ pub(crate) mod golden;
 pub(crate) mod health;
 pub(crate) mod install_scene;
 pub(crate) mod kernel;
+pub(crate) mod listener;
 pub(crate) mod netns_pod;
 pub(crate) mod new_netns;
 pub(crate) mod plugin_call;

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A mesh of the real istiod, pilot-agent and Envoy, with Multus: mutual TLS, STRICT, istio-validation, DNS, probes.
+# A mesh of the real istiod, pilot-agent and Envoy, with Multus and the guard: mutual TLS, STRICT, istio-validation, DNS,
+# probes; a running pod whose redirection is flushed.
 # shellcheck source-path=SCRIPTDIR source=../story.sh
 source "$(dirname "$0")/../story.sh"
 
@@ -25,7 +26,7 @@ queries() {
 
 up "$RUNTIME" 1
 install_multus 1.0.0
-install_detour --set global.platform=openshift
+install_detour --set global.platform=openshift,guard.enabled=true
 install_istio --set global.platform=openshift
 k apply -f hack/cluster/pods/shop.yaml >/dev/null
 k label namespace shop istio-injection=enabled >/dev/null
@@ -79,3 +80,58 @@ expect_within 60 "STRICT: request of the application" "HTTP/1.1 200 OK hello fro
 sleep 8
 expect "STRICT: the kubelet's probes: pods that are ready" 3 \
     "$(k get pods --namespace shop -o json | jq '[.items[] | select(.status.conditions | any(.type == "Ready" and .status == "True"))] | length')"
+
+say "the redirection is flushed in the running pod web"
+pid=$(k get pod --namespace shop web -o json | jq -r '.status.containerStatuses[] | select(.name == "app").containerID' |
+    sed 's|.*://||' | enter 1 xargs crictl inspect | jq .info.pid)
+address=$(address_of shop web)
+# in_web COMMAND…: runs a command in the pod's network namespace.
+in_web() {
+    enter 1 nsenter --target "$pid" --net "$@"
+}
+through_envoy() {
+    counter web 'cluster.PassthroughCluster.*upstream_cx_total'
+}
+is_redirected() {
+    in_web nft list ruleset | grep -q 'redirect to :15001\|REDIRECT .*15001'
+}
+rejected() {
+    in_web nft -j list chain inet detour-exclusions GUARD_REJECT_OUTBOUND |
+        jq '[.nftables[].rule.expr // [] | .[].counter.packets // 0] | add'
+}
+guard_events() {
+    k get events --namespace shop -o json |
+        jq '[.items[] | select(.involvedObject.name == "web" and .reason == "DetourGuardRejected")] | length'
+}
+before_outside=$(connections "$address") before_envoy=$(through_envoy)
+# The application connects to the server outside of the mesh until the file exists, and counts the answers.
+run web app sh -c 'until [ -e /tmp/end ]; do
+        timeout 2 nc 198.51.100.20 443 </dev/null >>/tmp/answers 2>/dev/null
+        echo >>/tmp/attempts
+        sleep 0.05
+    done' &
+attempts=$!
+eventually 30 run web app test -s /tmp/answers
+expect "before: redirected" yes "$(is_redirected && echo yes)"
+in_web nft list tables | grep -v detour-exclusions | while read -r _ family name; do
+    in_web nft flush table "$family" "$name" </dev/null
+done
+expect "after the flush: redirected" "" "$(is_redirected && echo yes || true)"
+flushed=$SECONDS
+expect_within 30 "connections that the guard rejected" '[1-9]*' rejected
+eventually 180 is_redirected || true
+expect "until the agent repaired it, at most 180 s: redirected" yes "$(is_redirected && echo yes)"
+echo "          after $((SECONDS - flushed)) s"
+answers=$(run web app wc -l /tmp/answers)
+more_answers() { [[ $(run web app wc -l /tmp/answers) != "$answers" ]]; }
+eventually 30 more_answers
+run web app touch /tmp/end
+wait "$attempts"
+echo "          $(run web app sh -c 'wc -l </tmp/attempts') attempts, $(run web app sh -c 'wc -l </tmp/answers') answers"
+# Envoy's connections to the server are the application's that were captured.
+direct() {
+    echo $(($(connections "$address") - before_outside - ($(through_envoy) - before_envoy)))
+}
+expect_within 10 "direct connections that the server outside of the mesh accepted" 0 direct
+expect_within 120 "Events DetourGuardRejected" '[1-9]*' guard_events
+expect_within 60 "request to b" "HTTP/1.1 200 OK hello from b" request web app b.shop.svc.cluster.local

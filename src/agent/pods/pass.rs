@@ -139,7 +139,7 @@ impl Pass {
             root: self.tools.node.root(),
             facts: evaluates.then_some(&facts),
             installed: &installed,
-            restores: settings.repair.is_some() && state.may_check(self.lookups.now()),
+            restores: settings.repair != RepairMode::Off && state.may_check(self.lookups.now()),
             found: None,
         };
         let run = |add: &RepeatedAdd<'_>| {
@@ -171,7 +171,7 @@ impl Pass {
         if evaluates || !settings.live_policy {
             state.container_id = Some(sandbox.container_id.clone());
         }
-        let is_checked = add.restores || settings.repair.is_none();
+        let is_checked = add.restores || settings.repair == RepairMode::Off;
         state.last_check = if is_checked { Some(now) } else { state.last_check };
         // A change of the pod is followed by a comparison of the rules.
         let next = if is_checked { now + self.interval() } else { state.next_check(now) };
@@ -281,10 +281,11 @@ impl Pass {
                 _ => Finding::Nothing,
             };
         }
-        let Some(mode) = self.tools.settings.repair else {
+        let mode = self.tools.settings.repair;
+        if mode == RepairMode::Off {
             state.due = Some(now + self.interval());
             return None;
-        };
+        }
         let grace = if mode == RepairMode::InPlace { GRACE } else { GRACE_BEFORE_DELETION };
         if !state.record_check(cause, self.interval(), grace, now) {
             state.postpone();
@@ -332,13 +333,12 @@ impl Pass {
             let mut deletions = self.tools.deletions.lock().unwrap_or_else(PoisonError::into_inner);
             deletions.take(now).inspect_err(|_| deletions.log_deferred(now))?;
         }
-        let result = match mode {
-            RepairMode::InPlace => {
-                let _turn = self.tools.sandbox.lock().unwrap_or_else(PoisonError::into_inner);
-                // Found again, because the network namespace of the check may be gone.
-                self.find().and_then(|found| case.repair_in_place(&found))
-            }
-            RepairMode::Delete => case.delete(account),
+        let result = if mode == RepairMode::Delete {
+            case.delete(account)
+        } else {
+            let _turn = self.tools.sandbox.lock().unwrap_or_else(PoisonError::into_inner);
+            // Found again, because the network namespace of the check may be gone.
+            self.find().and_then(|found| case.repair_in_place(&found))
         };
         let outcome = match result {
             Ok(RepairOutcome::NothingToDo) if is_last => {

@@ -5,13 +5,14 @@ use crate::agent::install::NodeFiles;
 use crate::agent::metrics::Metrics;
 use crate::agent::pod_reports::PodReports;
 use crate::cluster::ServiceAccount;
+use clap::ValueEnum;
 use std::sync::Mutex;
 
 /// What the agent does about running pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PodSettings {
-    /// How pods that bypass the sidecar are repaired; `None` to not repair them.
-    pub repair: Option<RepairMode>,
+    /// How pods that bypass the sidecar are repaired.
+    pub repair: RepairMode,
     /// Whether running pods follow changes of their policies.
     pub live_policy: bool,
 }
@@ -20,17 +21,20 @@ impl PodSettings {
     /// Whether the agent reads the saved state of running pods.
     #[must_use]
     pub const fn uses_saved_state(&self) -> bool {
-        self.repair.is_some() || self.live_policy
+        !matches!(self.repair, RepairMode::Off) || self.live_policy
     }
 }
 
-/// How pods are repaired for which the plugin was not called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How pods are repaired for which the plugin was not called, a value of `--repair`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum RepairMode {
-    /// The pod keeps running and gets its rules.
+    /// Add the missing rules in place, while the pod keeps running
+    #[value(name = "repair")]
     InPlace,
-    /// The pod is deleted if a controller replaces it.
+    /// Delete the pod if a controller replaces it
     Delete,
+    /// Do not repair pods
+    Off,
 }
 
 impl RepairMode {
@@ -39,6 +43,7 @@ impl RepairMode {
         match self {
             Self::InPlace => "repair",
             Self::Delete => "delete",
+            Self::Off => "off",
         }
     }
 }

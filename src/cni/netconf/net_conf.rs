@@ -13,6 +13,7 @@ use crate::cni::names::{MAX_NETWORK_NAME, is_identifier};
 use crate::cni::request::CniCommand;
 use crate::cni::version;
 use crate::suggest::did_you_mean;
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::net::IpAddr;
@@ -76,12 +77,13 @@ pub struct NetConf {
 pub const AUTO_DIALECT: &str = "auto_dialect";
 
 /// The format in which a pod's redirection is written into the kernel (configuration key `dialect`); a pod never has both.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 pub enum RuleFormat {
-    /// The rules that iptables-nft itself would write, in its tables.
+    /// The rules that iptables-nft itself would write, in its tables
     #[default]
     Iptables,
-    /// Native rules, in detour's own tables of family `inet`.
+    /// Native rules, in detour's own tables of family inet
+    #[value(name = "nft", alias = "nftables")]
     Nftables,
 }
 

@@ -20,7 +20,6 @@ use crate::policy::{AmbientGuard, DnsCapture, InterceptionMode, Protocol, Redire
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::IpAddr;
 
 /// The beginning of the chains' names.
 pub(in crate::firewall) const PREFIX: &str = "GUARD_";
@@ -83,69 +82,72 @@ impl fmt::Display for Rejected {
     }
 }
 
-/// Returns the chains of the guard by name.
+/// Returns the chains of the guard by name. The base chains select new connections and DNS queries, so that packets of
+/// established connections pass no further rule.
 pub(super) fn chains(guarded: &GuardedTraffic, excluded: Option<&ExcludedTraffic>) -> BTreeMap<Name, NativeChain> {
-    let base = |hook, rules| NativeChain { hook: Some(BaseHook { like: Table::Filter, hook }), rules };
-    let plain = |rules| NativeChain { hook: None, rules };
-    let mut chains = BTreeMap::new();
-    let mut output =
-        vec![with(accept(), [Condition { key: Key::DestinationType, not: false, values: Spans::one(LOCAL) }])];
+    let local = Condition { key: Key::DestinationType, not: false, values: Spans::one(LOCAL) };
+    let mut plain = BTreeMap::<Name, Vec<NativeRule>>::from([
+        (OUTBOUND.into(), vec![with(accept(), [local])]),
+        (INBOUND.into(), vec![with(accept(), [over(Key::InInterface, "lo")])]),
+    ]);
+    let mut add = |chain: &'static str, rules: Vec<NativeRule>| plain.entry(chain.into()).or_default().extend(rules);
     if let Some(excluded) = excluded {
-        output.push(with(jump(EXCLUDED), not_of_ztunnel(excluded.ambient)));
-        chains.insert(EXCLUDED.into(), plain(exclusions(excluded, ACCEPT)));
-        chains.insert(ACCEPT.into(), plain(vec![accept()]));
+        add(OUTBOUND, vec![with(jump(EXCLUDED), not_of_ztunnel(excluded.ambient))]);
+        add(EXCLUDED, exclusions(excluded, ACCEPT));
+        add(ACCEPT, vec![accept()]);
     }
-    let mut input = vec![with(accept(), [over(Key::InInterface, "lo")])];
-    match guarded {
+    for chain in [REJECT_OUTBOUND, REJECT_INBOUND] {
+        let tcp = with(NativeRule::new(NativeAction::Reset), [protocol(&[Protocol::Tcp])]);
+        add(chain, vec![tcp, NativeRule::new(NativeAction::Reject)]);
+    }
+    let new = |chain| with(jump(chain), new_connections());
+    let mut output = vec![new(OUTBOUND)];
+    let (captures_dns, is_forwarding) = match guarded {
         GuardedTraffic::Sidecar { rules, redirect } => {
-            output.push(with(jump(OUTBOUND), new_connections()));
-            output.extend((redirect.dns != DnsCapture::Off).then(|| with(jump(OUTBOUND), dns(&[Protocol::Udp]))));
-            input.push(with(jump(INBOUND), new_connections()));
             let ruleset = Ruleset { tables: rules.clone(), ..Ruleset::default() };
-            for (name, rules) in of_sidecar(&ruleset, redirect) {
-                chains.insert(name, plain(rules));
-            }
-            if !redirect.reroute_virtual_interfaces.is_empty() {
-                // What a virtual machine sends is forwarded, unless it is redirected.
-                chains.insert(FORWARD.into(), base(Hook::Forward, vec![with(jump(INBOUND), new_connections())]));
-            }
+            of_sidecar(&ruleset, redirect, &mut plain);
+            (redirect.dns != DnsCapture::Off, !redirect.reroute_virtual_interfaces.is_empty())
         }
         GuardedTraffic::Ambient(guard) => {
-            output.extend(ambient_outbound(guard));
-            if guard.inbound {
-                input.extend(ambient_inbound(guard));
-            }
+            add(OUTBOUND, ambient_outbound(guard));
+            add(INBOUND, if guard.inbound { ambient_inbound(guard) } else { Vec::new() });
+            (guard.dns, false)
         }
-    }
-    chains.insert(OUTPUT.into(), base(Hook::Output, output));
-    chains.insert(INPUT.into(), base(Hook::Input, input));
-    for name in [REJECT_OUTBOUND, REJECT_INBOUND] {
-        let tcp = with(NativeRule::new(NativeAction::Reset), [protocol(&[Protocol::Tcp])]);
-        chains.insert(name.into(), plain(vec![tcp, NativeRule::new(NativeAction::Reject)]));
-    }
-    chains
+    };
+    output.extend(captures_dns.then(|| with(jump(OUTBOUND), dns(&[Protocol::Udp]))));
+    let base = |hook, rules| NativeChain { hook: Some(BaseHook { like: Table::Filter, hook }), rules };
+    let named = plain.into_iter().map(|(name, rules)| (name, NativeChain { hook: None, rules }));
+    let hooks = [
+        Some((OUTPUT.into(), base(Hook::Output, output))),
+        Some((INPUT.into(), base(Hook::Input, vec![new(INBOUND)]))),
+        // What a virtual machine sends is forwarded, unless it is redirected.
+        is_forwarding.then(|| (FORWARD.into(), base(Hook::Forward, vec![new(INBOUND)]))),
+    ];
+    named.chain(hooks.into_iter().flatten()).collect()
 }
 
-/// Returns the rules of a redirection to the sidecar with `reject` where it redirects.
-fn of_sidecar(ruleset: &Ruleset, redirect: &Redirect) -> BTreeMap<Name, Vec<NativeRule>> {
+/// Adds the rules of a redirection to the sidecar, with `reject` where it redirects.
+fn of_sidecar(ruleset: &Ruleset, redirect: &Redirect, chains: &mut BTreeMap<Name, Vec<NativeRule>>) {
     let tables = redirection(ruleset);
     let nat = tables.get(&NativeTable::Of(Table::Nat));
     let inbound = match redirect.inbound_interception_mode {
         InterceptionMode::Redirect => nat,
         InterceptionMode::Tproxy => tables.get(&NativeTable::Of(Table::Mangle)),
     };
-    let mut found = BTreeMap::new();
-    // A direct connection to the sidecar's own port reaches the sidecar.
-    let captured =
-        Condition { key: Key::DestinationPort, not: false, values: Spans::one(redirect.inbound_capture_port) };
-    let reaches = with(NativeRule::new(NativeAction::Return), [captured]);
-    found.insert(INBOUND.into(), vec![reaches]);
+    // A direct connection to the sidecar's own port reaches the sidecar, and so does a redirected one of a virtual machine.
+    let port = |port| Condition { key: Key::DestinationPort, not: false, values: Spans::one(port) };
+    let reaches = with(NativeRule::new(NativeAction::Return), [port(redirect.inbound_capture_port)]);
+    let of_machine = |name: &String| {
+        with(NativeRule::new(NativeAction::Return), [over(Key::InInterface, name), port(redirect.proxy_port)])
+    };
+    let reached = std::iter::once(reaches).chain(redirect.reroute_virtual_interfaces.iter().map(of_machine));
+    chains.entry(INBOUND.into()).or_default().extend(reached);
     // With TPROXY, the chain for inbound traffic is the one in mangle, of which nat has a remainder.
     let inbound = (inbound, Hook::Prerouting, INBOUND);
     for (source, hook, chain) in [inbound, (nat, Hook::Prerouting, INBOUND), (nat, Hook::Output, OUTBOUND)] {
         let Some(table) = source else { continue };
         let Some(base) = table.get(hook.chain()) else { continue };
-        let rules = found.entry(chain.into()).or_default();
+        let rules = chains.entry(chain.into()).or_default();
         for rule in rejecting(&base.rules, redirect) {
             // In mode REDIRECT, both sources are the same.
             if !rules.contains(&rule) {
@@ -154,11 +156,9 @@ fn of_sidecar(ruleset: &Ruleset, redirect: &Redirect) -> BTreeMap<Name, Vec<Nati
         }
         for (name, chain) in table.iter().filter(|(_, chain)| chain.hook.is_none()) {
             let rules = rejecting(&chain.rules, redirect);
-            found.entry(guarded(name)).or_insert(rules);
+            chains.entry(guarded(name)).or_insert(rules);
         }
     }
-    found.entry(OUTBOUND.into()).or_default();
-    found
 }
 
 /// Returns the name of the chain with the rules of the redirection's chain `name`.
@@ -186,35 +186,29 @@ fn rejecting(rules: &[NativeRule], redirect: &Redirect) -> Vec<NativeRule> {
 }
 
 fn ambient_outbound(guard: &AmbientGuard) -> Vec<NativeRule> {
-    let mark = |action| with(action, [Condition { key: Key::Mark, not: false, values: Spans::one(ZTUNNEL_MARK) }]);
-    let mut rules = vec![mark(accept())];
-    rules.extend(guard.probes.iter().map(|probe| {
-        let (rule, family) = of_address(*probe, accept());
-        with(rule, [Condition { key: Key::Destination(family), not: false, values: addresses((*probe).into()) }])
-    }));
-    rules.push(with(goto(REJECT_OUTBOUND), new_connections()));
-    rules.extend(guard.dns.then(|| with(goto(REJECT_OUTBOUND), dns(&[Protocol::Udp]))));
+    let mark = Condition { key: Key::Mark, not: false, values: Spans::one(ZTUNNEL_MARK) };
+    let mut rules = vec![with(accept(), [mark])];
+    rules.extend(of_probes(guard, Key::Destination));
+    rules.push(goto(REJECT_OUTBOUND));
     rules
 }
 
 fn ambient_inbound(guard: &AmbientGuard) -> Vec<NativeRule> {
-    let ports = Condition {
-        key: Key::DestinationPort,
-        not: false,
-        values: ZTUNNEL_INBOUND.into_iter().map(|port| super::set::Span::one(port.into())).collect(),
-    };
-    let mut rules = vec![with(accept(), [protocol(&[Protocol::Tcp]), ports])];
-    rules.extend(guard.probes.iter().map(|probe| {
-        let (rule, family) = of_address(*probe, accept());
-        with(rule, [Condition { key: Key::Source(family), not: false, values: addresses((*probe).into()) }])
-    }));
-    rules.push(with(goto(REJECT_INBOUND), new_connections()));
+    let ports = ZTUNNEL_INBOUND.into_iter().map(|port| super::set::Span::one(port.into())).collect();
+    let ports = Condition { key: Key::DestinationPort, not: false, values: ports };
+    let mut rules = vec![with(accept(), [ports])];
+    rules.extend(of_probes(guard, Key::Source));
+    rules.push(goto(REJECT_INBOUND));
     rules
 }
 
-fn of_address(address: IpAddr, rule: NativeRule) -> (NativeRule, Family) {
-    let family = if address.is_ipv4() { Family::Ip } else { Family::Ip6 };
-    (NativeRule { family: Some(family), ..rule }, family)
+/// Returns the rules that accept connections of the kubelet's probes, by the address that `key` selects.
+fn of_probes(guard: &AmbientGuard, key: impl Fn(Family) -> Key) -> impl Iterator<Item = NativeRule> {
+    guard.probes.iter().map(move |probe| {
+        let family = if probe.is_ipv4() { Family::Ip } else { Family::Ip6 };
+        let address = Condition { key: key(family), not: false, values: addresses((*probe).into()) };
+        with(NativeRule { family: Some(family), ..accept() }, [address])
+    })
 }
 
 /// Returns the conditions of the first packet of a TCP connection.

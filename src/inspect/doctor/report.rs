@@ -217,7 +217,7 @@ impl CheckVerdict {
         };
         match (failed.is_empty(), warned.is_empty(), passed.is_empty()) {
             (false, ..) => {
-                let (found, next) = joined(failed);
+                let (found, next) = joined(failed.into_iter().chain(warned).collect());
                 Self::Fail(found, next)
             }
             (true, false, _) => {
@@ -334,7 +334,7 @@ mod tests {
     fn the_next_step_is_printed_below_the_finding() {
         let list =
             Checklist { platform: "k3s".into(), ..Checklist::of(vec![line("c", CheckOutcome::Fail, Some("mend it"))]) };
-        let mut page = Screen::new(false);
+        let mut page = Screen::plain();
         list.write(&mut page);
         let text = page.into_text();
         let text = text.as_str();
@@ -349,7 +349,7 @@ mod tests {
     fn a_warning_is_counted_and_has_its_next_step() {
         let warned = vec![line("a", CheckOutcome::Pass, None), line("c", CheckOutcome::Warn, Some("restart it"))];
         let list = Checklist { platform: "k3s".into(), ..Checklist::of(warned) };
-        let mut page = Screen::new(false);
+        let mut page = Screen::plain();
         list.write(&mut page);
         let text = page.into_text();
         let lines: Vec<&str> = text.as_str().lines().collect();
@@ -381,7 +381,7 @@ mod tests {
     fn any_name_of_a_node_is_printed() {
         for name in ["", "\u{e9}t\u{e9}", "n"] {
             let list = Checklist { node: Some(name.to_owned()), ..Checklist::of(Vec::new()) };
-            let mut page = Screen::new(false);
+            let mut page = Screen::plain();
             list.write(&mut page);
             assert!(page.into_text().as_str().starts_with("Node "), "{name}");
         }

@@ -112,7 +112,7 @@ fn guarded(live: &LiveRules) -> Option<CheckVerdict> {
     let rejected = live.live.rejected().filter(|rejected| rejected.is_any())?;
     Some(CheckVerdict::warn(
         format!("the guard (mesh-guard) rejected {rejected}, so these connections failed: no redirection took them"),
-        "if the redirection is in place now, the agent has restored it; in the ambient mesh, check istio-cni's agent on \
+        "if the redirection is missing, the agent restores it (repair.enabled); in the ambient mesh, check istio-cni's agent on \
          this node",
     ))
 }

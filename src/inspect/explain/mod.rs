@@ -12,6 +12,6 @@ pub use exclusions::{ExcludedContainer, ExcludedTraffic, InitContainer};
 pub(super) use exclusions::{application_containers, covers_everything};
 pub use picture::picture;
 pub use report::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain, explained};
-pub use settings::Setting;
+pub use settings::{ExplainedGuard, Setting};
 pub(super) use warnings::NOT_IN_CHAIN;
 pub use warnings::Warning;

@@ -93,7 +93,7 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
     drawing.short_text("title", (POD, 44), &title, 78);
     match &explained.explanation.add_fails {
         Some(cause) => drawing.short_text("bad", (POD, 68), &format!("an ADD fails: {cause}"), 150),
-        None => drawing.text("soft", POD, 68, &explained.explanation.decision),
+        None => drawing.short_text("soft", (POD, 68), &explained.explanation.decision, 150),
     }
     let height = HEAD + ROW * i32::try_from(rows.len()).unwrap_or_default() + 8;
     drawing.area("pod", Area { x: POD, y: TOP, width: POD_WIDTH, height }, 14);
@@ -345,7 +345,7 @@ impl Drawing {
             one => one.to_vec(),
         };
         for (line, y) in lines.iter().zip([middle + 23, middle + 37]) {
-            self.short_text("soft mid", (center, y), line, 84);
+            self.short_text("soft mid", (center, y), line, 74);
         }
         port.iter().for_each(|port| self.port(color, SIDECAR, middle, *port));
         self.short_text("soft", (OUTSIDE + 24, middle + 4), to, 26);

@@ -6,7 +6,7 @@ use super::exclusions::{
     ExcludedContainer, ExcludedTraffic, InitContainer, Requested, application_containers, excluded_containers,
     excluded_traffic, grouped, init_containers, unowned,
 };
-use super::settings::{Setting, guard, settings, uncaptured};
+use super::settings::{ExplainedGuard, Setting, settings, uncaptured};
 use super::warnings::{ADD_FAILS, Warning, warnings};
 use crate::cni::Error;
 use crate::inspect::elements::scope_text;
@@ -53,6 +53,8 @@ pub struct Explanation {
     pub proxy: Option<Proxy>,
     /// Every setting of the redirection; empty if the pod is not redirected.
     pub settings: Vec<Setting>,
+    /// What the guard does with other packets; `None` without a guard.
+    pub guard: Option<ExplainedGuard>,
     /// The traffic that bypasses the sidecar, except for what Istio excludes by default.
     #[serde(rename = "exempt")]
     pub exclusions: Vec<ExcludedTraffic>,
@@ -224,7 +226,8 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         decision: decisive.map_or_else(|| NO_CHAIN.to_owned(), Evaluation::decision),
         considered: decisive.map(|decisive| conditions(subject, decisive)).unwrap_or_default(),
         proxy: policy.redirect().zip(settings.as_ref()).map(|(redirect, settings)| Proxy::of(redirect, settings)),
-        settings: settings.into_iter().flatten().chain(guard(&policy, &evaluations)).collect(),
+        settings: settings.unwrap_or_default(),
+        guard: ExplainedGuard::of(&policy, &evaluations),
         exclusions: excluded,
         init_containers: init_containers(&containers, &policy, &requested),
         excluded_containers: excluded_containers(&policy, evaluations.iter().flat_map(Evaluation::containers)),
@@ -353,6 +356,9 @@ impl TextReport for Explanation {
         if let Some(PlannedFormat { format, source }) = &self.rule_format {
             screen
                 .line(&[Cell::of("Rule format:"), Cell::of(format!("{}, {source}", format.name())).tone(Tone::Faint)]);
+        }
+        if let Some(guard) = &self.guard {
+            screen.line(&[Cell::of("Guard:"), Cell::of(guard.text()), sources(&guard.sources)]);
         }
         // The line above names the file of the only network.
         let is_named = |one: &NetworkReport| one.leads_to.as_ref() == self.configuration.places.first();

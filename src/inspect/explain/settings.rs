@@ -5,7 +5,7 @@ use super::evaluation::Evaluation;
 use super::exclusions::ExcludedTraffic;
 use crate::cni::Block;
 use crate::inspect::terminal::joined;
-use crate::policy::{Groups, Guard, Policy, Ports, Ranges, Redirect};
+use crate::policy::{Groups, Policy, Ports, Ranges, Redirect};
 use crate::sub_plugins::{SettingSource, SubPlugin, setting_values};
 use serde::Serialize;
 use serde_json::Value;
@@ -63,16 +63,28 @@ pub(super) fn settings(redirect: &Redirect, origins: impl Iterator<Item = (&'sta
     settings
 }
 
-/// Returns the guard of the pod like a setting.
-pub(super) fn guard(policy: &Policy, evaluations: &[Evaluation<'_>]) -> Option<Setting> {
-    let value = match policy.guard.as_ref()? {
-        Guard::Sidecar(_) => "rejects what bypasses the sidecar",
-        Guard::Ambient(_) => "rejects what bypasses ztunnel",
-    };
-    let is_guard = |block: &&Block| SubPlugin::of(block) == Some(SubPlugin::MeshGuard);
-    let blocks = evaluations.iter().flat_map(|one| &one.conf.chain).filter(is_guard);
-    let sources = blocks.map(|block| block.path.clone()).collect();
-    Some(Setting { key: SubPlugin::MeshGuard.name(), value: value.into(), sources })
+/// What the guard does with a packet that neither the redirection nor an exclusion explains.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ExplainedGuard {
+    /// Where such a packet arrives, as `trace` says it: `rejected`.
+    pub unexplained: &'static str,
+    /// The blocks of `mesh-guard`.
+    pub sources: Vec<String>,
+}
+
+impl ExplainedGuard {
+    /// Returns the guard of a pod; `None` if it has none.
+    pub(super) fn of(policy: &Policy, evaluations: &[Evaluation<'_>]) -> Option<Self> {
+        policy.guard.as_ref()?;
+        let is_guard = |block: &&Block| SubPlugin::of(block) == Some(SubPlugin::MeshGuard);
+        let blocks = evaluations.iter().flat_map(|one| &one.conf.chain).filter(is_guard);
+        Some(Self { unexplained: "rejected", sources: blocks.map(|block| block.path.clone()).collect() })
+    }
+
+    /// Returns the guard in one line.
+    pub(super) fn text(&self) -> String {
+        format!("packets that neither the redirection nor an exclusion explains are {}", self.unexplained)
+    }
 }
 
 fn plain(value: &Value) -> String {

@@ -281,11 +281,9 @@ fn captured_too_early(
         Warning {
             code: "init-container-too-early",
             what: format!("init container {name} runs before the sidecar: the {traffic} captured and lost{except}"),
-            next: match is_named(facts, name) {
-                true => {
-                    format!("annotation {EXCLUDE_CONTAINERS} names it already: see the warning about this annotation")
-                }
-                false => early_container_hint(container, containers),
+            next: match requesting_annotation(facts, container) {
+                Some(key) => format!("annotation {key} names it already: see the warning about this annotation"),
+                None => early_container_hint(container, containers),
             },
         }
     };
@@ -305,9 +303,12 @@ fn early_container_hint(container: &ContainerTraffic<'_>, all: &[ContainerTraffi
     }
 }
 
-/// Whether an annotation excludes the container by its name, but without effect.
-fn is_named(facts: &Facts, name: &str) -> bool {
-    facts.annotation(EXCLUDE_CONTAINERS).is_some_and(|(_, names)| names.split(',').any(|one| one.trim() == name))
+/// Returns the annotation that requests the exclusion of the container's traffic, but without effect.
+fn requesting_annotation(facts: &Facts, container: &ContainerTraffic<'_>) -> Option<&'static str> {
+    let uid = container.uid().map(|uid| uid.to_string());
+    let requests = [(EXCLUDE_CONTAINERS, Some(container.name())), (EXCLUDE_UIDS, uid.as_deref())];
+    let has = |key, item| facts.annotation(key).is_some_and(|(_, all)| all.split(',').any(|one| one.trim() == item));
+    requests.into_iter().find_map(|(key, item)| has(key, item?).then_some(key))
 }
 
 /// Warns about requests whose sub-plugin is not in the chain.

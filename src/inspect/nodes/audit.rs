@@ -124,7 +124,7 @@ impl TextReport for NodesAudit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inspect::{Format, render};
+    use crate::inspect::{Format, Screen, render};
 
     const FIRST: &str = r#"{"node": "x", "pods": [
         {"namespace": "shop", "pod": "web-0", "redirected": true, "reason": "has a sidecar", "error": null, "bypasses": [
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(all.errors.iter().map(|error| error.node.as_str()).collect::<Vec<_>>(), ["n3", "n4"]);
         assert!(all.errors[0].error.contains("unrecognized subcommand"));
         assert_eq!(audit(Some("bank")).pods.len(), 2);
-        let text = render(&all, Format::PLAIN).expect("text");
+        let text = render(&all, Format::Table, Screen::plain()).expect("text");
         let lines: Vec<&str> = text.as_str().lines().collect();
         assert!(lines[2].contains("shop/early\\u{1b}[2J") && lines[2].ends_with("no rules"), "{text}");
         assert!(text.as_str().contains("missing: x\n") && text.as_str().contains("3 more"), "{text}");

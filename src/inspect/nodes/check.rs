@@ -319,13 +319,13 @@ mod tests {
         let garbage = agent(true, Ok("\u{1b}[2J"));
         assert!(garbage.reason.expect("why").starts_with("expected a report, got \"detour: x\\u{1b}[2J\" ("));
         let two = NodesCheck::of(vec![agent(true, Ok(healthy)), agent(true, Err("why"))]);
-        let text = render(&two, Format::PLAIN).expect("text");
+        let text = render(&two, Format::Table, Screen::plain()).expect("text");
         assert!(text.as_str().starts_with("Nodes: 0 healthy, 1 unhealthy, 0 skipped\n"), "{text}");
         let missing = NodeCheck::without_agent("n2", false, "no agent".to_owned());
         let skipped = NodeCheck::without_agent("n3", true, "windows".to_owned());
         let report = NodesCheck::of(vec![skipped, missing, agent(true, Ok(healthy)), failed]);
         assert_eq!((report.healthy, report.unhealthy()), (false, vec!["n1", "n2"]));
-        let text = render(&report, Format::PLAIN).expect("text");
+        let text = render(&report, Format::Table, Screen::plain()).expect("text");
         assert!(text.as_str().starts_with("Nodes: 0 healthy, 2 unhealthy, 1 skipped\n"), "{text}");
         assert!(text.as_str().contains("       d\\u{1b}[2J\n       → e\n"), "{text}");
     }
@@ -344,7 +344,7 @@ mod tests {
         let report = NodesCheck::of(vec![warned.clone(), other, warned]);
         let counts = PolicyCounts { current: 6, rejected: 4, failed: u32::MAX, none: 0, outside: 2 };
         assert_eq!(report.policies, Some(counts));
-        let text = render(&report, Format::PLAIN).expect("text");
+        let text = render(&report, Format::Table, Screen::plain()).expect("text");
         let text = text.as_str();
         assert!(
             text.contains(

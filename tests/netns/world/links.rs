@@ -26,7 +26,8 @@ pub(super) fn join(pod: &Place, outside: &Place, families: Families) {
     ip(&["-n", pod.name()], &in_pod);
 }
 
-fn ip(options: &[&str], commands: &[String]) {
+/// Runs `ip` with these commands, which must succeed.
+pub(super) fn ip(options: &[&str], commands: &[String]) {
     let mut child = Command::new("ip")
         .args(options)
         .args(["-batch", "-"])

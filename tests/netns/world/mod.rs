@@ -12,7 +12,9 @@ mod conntrack;
 mod directory;
 mod iptables;
 mod links;
+mod machine;
 mod nft;
+mod ping;
 mod place;
 mod places;
 mod plugin;
@@ -22,6 +24,7 @@ pub(crate) use arrival::Arrival;
 pub(crate) use connection::Connection;
 pub(crate) use conntrack::Entry;
 pub(crate) use iptables::{Family, Ruleset};
+pub(crate) use machine::{MACHINE_INTERFACE, Machine};
 pub(crate) use places::*;
 
 use crate::pod::PROXY;
@@ -33,7 +36,7 @@ use directory::Directory;
 use place::Place;
 use plugin::Attachment;
 use std::cell::RefCell;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -184,6 +187,21 @@ impl World {
     /// Sends from outside to `to`, and returns where the message arrived.
     pub(crate) fn outside_sends(&self, protocol: Protocol, to: SocketAddr) -> Arrival {
         self.outside.send(ROOT, protocol, to)
+    }
+
+    /// Opens a TCP connection from outside.
+    pub(crate) fn outside_connects(&self, to: SocketAddr) -> Connection {
+        self.outside.connect(ROOT, to)
+    }
+
+    /// Returns whether `to` answers an echo request from the pod.
+    pub(crate) fn pod_pings(&self, to: IpAddr) -> bool {
+        ping::is_answered(&self.netns(), to)
+    }
+
+    /// Returns whether `to` answers an echo request from outside.
+    pub(crate) fn outside_pings(&self, to: IpAddr) -> bool {
+        ping::is_answered(&self.outside_netns(), to)
     }
 
     /// Returns the pod's tracked connections.

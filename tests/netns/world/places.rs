@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 /// An IPv4 and an IPv6 address of the same host.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Host {
-    v4: &'static str,
-    v6: &'static str,
+    pub(super) v4: &'static str,
+    pub(super) v6: &'static str,
 }
 
 impl Host {

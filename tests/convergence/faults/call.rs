@@ -7,7 +7,7 @@ use std::io::Write;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// After this time, a call counts as hung: the plugin's own limits end each wait earlier.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -31,7 +31,6 @@ pub(crate) enum Answer {
 pub(crate) struct Ended {
     pub(crate) answer: Answer,
     pub(crate) stderr: String,
-    pub(crate) took: Duration,
 }
 
 /// A call to make.
@@ -84,12 +83,6 @@ impl Call {
         self
     }
 
-    /// Replaces stdin.
-    pub(crate) fn with_stdin(mut self, text: impl Into<Vec<u8>>) -> Self {
-        self.stdin = text.into();
-        self
-    }
-
     /// Has a program run the plugin: `strace …`, `prlimit …`.
     pub(crate) fn under(mut self, runner: &[&str]) -> Self {
         self.runner = runner.iter().map(|&word| word.to_owned()).collect();
@@ -133,7 +126,7 @@ impl Call {
 
 /// Waits for a call that was started just now with stdout and stderr as pipes; kills it after `limit`.
 pub(crate) fn ended(child: Child, limit: Duration) -> Ended {
-    let (started, group) = (Instant::now(), i32::try_from(child.id()).expect("an ID"));
+    let group = i32::try_from(child.id()).expect("an ID");
     let (sender, end) = channel::<()>();
     let (output, is_hung) = std::thread::scope(|scope| {
         let watchdog = scope.spawn(move || {
@@ -147,11 +140,11 @@ pub(crate) fn ended(child: Child, limit: Duration) -> Ended {
         drop(sender);
         (output, watchdog.join().expect("no panic"))
     });
-    Ended::new(&output, is_hung, started.elapsed())
+    Ended::new(&output, is_hung)
 }
 
 impl Ended {
-    fn new(output: &Output, is_hung: bool, took: Duration) -> Self {
+    fn new(output: &Output, is_hung: bool) -> Self {
         let error: Option<Value> = serde_json::from_slice(&output.stdout).ok();
         let code = error.as_ref().and_then(|error| error["code"].as_u64());
         let text = |key: &str| error.as_ref().and_then(|error| error[key].as_str()).unwrap_or_default();
@@ -163,7 +156,7 @@ impl Ended {
             (_, Some(exit), None) => Answer::Silent(exit),
         };
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Self { answer, stderr: text(&output.stderr), took }
+        Self { answer, stderr: text(&output.stderr) }
     }
 
     /// Returns whether the program started: the loader of a debug build can fail, and the release build needs none.
@@ -171,8 +164,30 @@ impl Ended {
         !(self.answer == Answer::Silent(127) && self.stderr.contains("error while loading shared libraries"))
     }
 
-    /// Returns the end of something that is no call of the plugin.
-    pub(crate) fn other(answer: Answer, took: Duration) -> Self {
-        Self { answer, stderr: String::new(), took }
+    /// Checks the form of an answer: success, or an error with a code of the contract and a text. A bug of the plugin
+    /// (108) is no such code.
+    pub(crate) fn is_answer(&self) -> Result<(), String> {
+        match &self.answer {
+            Answer::Done => Ok(()),
+            Answer::Refused(1 | 4..=8 | 11 | 50 | 100..=107, text) if text.len() > 10 => Ok(()),
+            Answer::Refused(..) => Err("the answer has no code or text of the contract".into()),
+            Answer::Signaled(_) | Answer::Silent(_) => Err("the call ended without an answer".into()),
+            Answer::Hung => Err("the call did not end".into()),
+        }
+    }
+
+    /// Checks that the call was refused with one of these codes; 0 stands for success.
+    pub(crate) fn is_refused(&self, codes: &[u64]) -> Result<(), String> {
+        self.is_answer()?;
+        match &self.answer {
+            Answer::Refused(code, _) if codes.contains(code) => Ok(()),
+            Answer::Done if codes.contains(&0) => Ok(()),
+            _ => Err(format!("expected one of the codes {codes:?} (0: success)")),
+        }
+    }
+
+    /// Checks that the call succeeded.
+    pub(crate) fn is_done(&self) -> Result<(), String> {
+        self.is_refused(&[0])
     }
 }

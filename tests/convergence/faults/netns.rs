@@ -1,12 +1,11 @@
 //! Network namespaces that are missing, are something else, or vanish during a call.
 
+use super::call::{Answer, Call, Ended, ended};
+use super::subject::{Mode, Subject, Verb};
 use crate::attachment::{Facts, Slot};
-use crate::call::{Answer, Call, Ended, ended};
 use crate::node::{STATE, left_in_state, on_a_node_with};
 use crate::pod::Pod;
-use crate::subject::{Mode, Subject, Verb};
 use crate::support::directory::Directory;
-use crate::table::{Table, is_answer, is_complete, is_done, is_refused};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
@@ -20,7 +19,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_path_without_network_namespace() {
-    let mut table = Table::new("netns");
     on_a_node_with("size=1m", || {
         let directory = Directory::new("netns");
         let file = |name: &str| directory.join(name).display().to_string();
@@ -41,38 +39,27 @@ fn a_path_without_network_namespace() {
         for (mode, dialect) in [(Mode::Redirect, "iptables"), (Mode::Primary, "nftables")] {
             let subject = Subject::new(mode, dialect);
             for (what, path, codes) in &paths {
-                for verb in [Verb::Add, Verb::AddAgain, Verb::Check, Verb::Del] {
+                for verb in [Verb::Add, Verb::Check, Verb::Del] {
                     // A namespace of another kind, or its own, is refused by each call.
                     let is_odd = path.starts_with("/proc/self");
-                    let is_right = |ended: &Ended| match verb {
-                        Verb::Del if is_odd => is_refused(ended, &[0, 8]),
-                        Verb::Del => is_done(ended),
-                        _ => is_refused(ended, codes),
+                    let expected = match verb {
+                        Verb::Del if is_odd => &[0, 8],
+                        Verb::Del => &[0][..],
+                        _ => codes,
                     };
                     subject.prepare(verb);
                     let ended = subject.call(verb).with("CNI_NETNS", path).run();
-                    let (mut left, _) = subject.left(verb, &ended);
-                    if verb == Verb::Del && !is_odd {
-                        left = "nothing on the node".into();
-                    }
-                    let mut verdict = is_right(&ended);
-                    if ended.answer == Answer::Done && subject.has_state() {
-                        verdict = Err("DEL left saved state".into());
-                    }
-                    // Rules go with the network namespace. This one still exists, for the next try.
-                    let again = subject.call(Verb::Del).run();
-                    if again.answer != Answer::Done || subject.has_state() || subject.has_interface() {
-                        verdict = Err(format!("the DEL after it: {:?}", again.answer));
-                    }
                     let context = format!("{} ({mode:?}), CNI_NETNS {what}", verb.name());
-                    let fault = format!("CNI_NETNS {what}");
-                    table.add(&fault, verb.name(), &ended, &left, verdict.map_err(|why| format!("{context}: {why}")));
+                    ended.is_refused(expected).unwrap_or_else(|why| panic!("{context}: {why}: {ended:?}"));
+                    assert!(ended.answer != Answer::Done || !subject.has_state(), "{context}: DEL left saved state");
+                    // Rules go with the network namespace. This one still exists, for the next try.
+                    subject.done(Verb::Del);
+                    assert!(!subject.has_state() && !subject.has_interface(), "{context}: the next DEL left something");
                     clear(&subject);
                 }
             }
         }
     });
-    table.end();
 }
 
 /// Removes the rules that no record describes.
@@ -139,64 +126,32 @@ fn with_event_before(call: Call, number: usize, event: impl FnOnce()) -> Option<
 /// the process ends.
 #[test]
 fn a_network_namespace_that_vanishes_during_a_call() {
-    let mut table = Table::new("netns");
     on_a_node_with("size=64m", || {
-        for (dialect, facts) in [("iptables", Facts::DnsCaptured), ("nftables", Facts::Tproxy)] {
-            for verb in ["ADD", "CHECK", "DEL"] {
-                for number in (1..).step_by(if is_complete() { 1 } else { 29 }) {
-                    let (netns, container) = Mounted::new(&format!("netns-{number}"));
-                    let path = netns.0.display().to_string();
-                    let mut configuration = Slot::Detour.with(facts).configuration();
-                    configuration["dialect"] = dialect.into();
-                    let call = |verb| Call::new(verb, &container, &path, Slot::Detour.ifname(), &configuration);
-                    if verb != "ADD" {
-                        assert_eq!(call("ADD").run().answer, Answer::Done);
-                    }
-                    let Some(ended) = with_event_before(call(verb), number, || netns.vanish()) else {
-                        netns.vanish();
-                        assert_eq!(call("DEL").run().answer, Answer::Done);
-                        break;
-                    };
-                    let state = Path::new(STATE).join("attachments").join(&container);
-                    let left = if state.exists() { "saved state" } else { "nothing" };
-                    let verdict = is_refused(&ended, if verb == "DEL" { &[0] } else { &[0, 8] });
-                    let del = call("DEL").run();
-                    let verdict = verdict.and_then(|()| is_done(&del));
-                    let files: Vec<PathBuf> = left_in_state();
-                    let verdict = verdict
-                        .and_then(|()| if files.is_empty() { Ok(()) } else { Err(format!("{files:?} is left")) });
-                    let context = format!("{verb} ({facts:?}, {dialect}), before system call {number}");
-                    let fault = "the network namespace vanishes before each system call";
-                    table.add(fault, verb, &ended, left, verdict.map_err(|why| format!("{context}: {why}")));
+        for (dialect, facts, verb) in [
+            ("iptables", Facts::DnsCaptured, "ADD"),
+            ("nftables", Facts::Tproxy, "CHECK"),
+            ("nftables", Facts::Tproxy, "DEL"),
+        ] {
+            for number in (1..).step_by(29) {
+                let (netns, container) = Mounted::new(&format!("netns-{number}"));
+                let path = netns.0.display().to_string();
+                let mut configuration = Slot::Detour.with(facts).configuration();
+                configuration["dialect"] = dialect.into();
+                let call = |verb| Call::new(verb, &container, &path, Slot::Detour.ifname(), &configuration);
+                if verb != "ADD" {
+                    assert_eq!(call("ADD").run().answer, Answer::Done);
                 }
+                let Some(ended) = with_event_before(call(verb), number, || netns.vanish()) else {
+                    netns.vanish();
+                    assert_eq!(call("DEL").run().answer, Answer::Done);
+                    break;
+                };
+                let context = format!("{verb} ({facts:?}, {dialect}), before system call {number}");
+                let verdict = ended.is_refused(if verb == "DEL" { &[0] } else { &[0, 8] });
+                verdict.unwrap_or_else(|why| panic!("{context}: {why}: {ended:?}"));
+                assert_eq!(call("DEL").run().answer, Answer::Done, "DEL after {context}");
+                assert_eq!(left_in_state(), Vec::<PathBuf>::new(), "{context}");
             }
         }
     });
-    table.end();
-}
-
-/// A process of the pod can change the interfaces while the plugin works.
-#[test]
-fn the_pods_network_goes_down_during_an_add() {
-    let mut table = Table::new("netns");
-    on_a_node_with("size=64m", || {
-        let subject = Subject::new(Mode::Tproxy, "nftables");
-        for number in (1..).step_by(if is_complete() { 1 } else { 29 }) {
-            let pod = &subject.pod;
-            let down = || drop(pod.tool("ip", &["link", "set", "lo", "down"], ""));
-            let mut is_reached = true;
-            let make = |call: Call| {
-                let ended = with_event_before(call.clone(), number, down);
-                pod.tool("ip", &["link", "set", "lo", "up"], "");
-                is_reached = ended.is_some();
-                ended.unwrap_or_else(|| call.run())
-            };
-            let name = ("lo goes down before each system call", &*number.to_string());
-            subject.attempt(&mut table, Verb::Add, name, make, is_answer);
-            if !is_reached {
-                break;
-            }
-        }
-    });
-    table.end();
 }

@@ -44,14 +44,14 @@ pub(crate) fn that_accepts_nothing(path: &Path) -> (UnixListener, Vec<UnixStream
     }
 }
 
-/// Starts a process of another user that listens.
+/// Starts a process of another user that listens. Its program is this test program.
 pub(crate) fn foreign_listener(path: &Path) -> Foreign {
     let directory = path.parent().expect("a directory");
     fs::create_dir_all(directory).expect("made");
     std::os::unix::fs::chown(directory, Some(NOBODY), Some(NOBODY)).expect("given away");
     let program = env::current_exe().expect("this test");
     let mut process = Command::new(program)
-        .args(["--exact", "peers::listener::listens_as_another_user", "--nocapture"])
+        .args(["--exact", "support::listener::listens_as_another_user", "--nocapture"])
         .env(LISTEN_AT, path)
         .uid(NOBODY)
         .gid(NOBODY)

@@ -1,13 +1,12 @@
 //! A pod in one mode and rule format: its calls, and what they left.
 
+use super::call::{Answer, Call, Ended};
+use super::ruleset::{Reader, Ruleset};
 use crate::attachment::{Facts, Slot};
-use crate::call::{Answer, Call, Ended};
 use crate::node::{STATE, left_in_state};
 use crate::pod::Pod;
-use crate::ruleset::{Reader, Ruleset};
 use crate::support::directory::Directory;
 use crate::support::program::write_executable;
-use crate::table::{Table, is_done};
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::fs;
@@ -44,16 +43,6 @@ pub(crate) enum Verb {
 
 /// What the API server and the agent answer about the pod.
 pub(crate) const FACTS: Facts = Facts::DnsCaptured;
-
-pub(crate) const MODES: [(Mode, &str); 7] = [
-    (Mode::Redirect, "iptables"),
-    (Mode::Redirect, "nftables"),
-    (Mode::Tproxy, "iptables"),
-    (Mode::Tproxy, "nftables"),
-    (Mode::Primary, "iptables"),
-    (Mode::Primary, "nftables"),
-    (Mode::Containers, "iptables"),
-];
 
 /// An executable whose interface is a file.
 const EXECUTABLE: &str = r#"file="${0%/*}/../interfaces/$CNI_CONTAINERID.${0##*/}"
@@ -96,7 +85,7 @@ impl Verb {
         }
     }
 
-    /// Returns the name for the table.
+    /// Returns the name for messages.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::AddAgain => "second ADD",
@@ -227,25 +216,13 @@ impl Subject {
         write_script(&path, EXECUTABLE);
     }
 
-    /// Tries a fault that a runner injects.
-    pub(crate) fn try_fault(
-        &self,
-        table: &mut Table,
-        verb: Verb,
-        fault: &str,
-        change: impl FnOnce(Call) -> Call,
-        is_right: impl FnOnce(&Ended) -> Result<(), String>,
-    ) {
-        self.attempt(table, verb, (fault, ""), |call| change(call).run(), is_right);
-    }
-
-    /// Tries a fault, which has a name and a detail for messages: makes the calls before it, and the call itself with
-    /// `make`. Checks the answer with `is_right`, what the call left, and that the next calls complete the work.
+    /// Tries a fault: makes the calls before it, and the call itself with `make`. Fails unless `is_right` accepts the
+    /// answer, what the call left is allowed, and the next call completes the work.
+    #[track_caller]
     pub(crate) fn attempt(
         &self,
-        table: &mut Table,
         verb: Verb,
-        (fault, detail): (&str, &str),
+        fault: &str,
         make: impl FnOnce(Call) -> Ended,
         is_right: impl FnOnce(&Ended) -> Result<(), String>,
     ) {
@@ -254,21 +231,14 @@ impl Subject {
         if !matches!(ended.answer, Answer::Done | Answer::Refused(..)) {
             self.wait_for_executables();
         }
-        let (left, verdict) = self.left(verb, &ended);
-        let context = format!("{} ({:?}, {}), {fault} {detail}", verb.name(), self.mode, self.dialect);
         let answered = if ended.is_loaded() { is_right(&ended) } else { Ok(()) };
         if verb == Verb::Status {
             // The next STATUS removes the file of a killed one.
             self.done(Verb::Status);
         }
-        let verdict = verdict.and(answered).and_then(|()| self.continues(&context));
-        let verdict = verdict.map_err(|why| format!("{context}: {why}"));
-        if verdict.is_err() {
-            // The next fault must not find what this one left.
-            let _ = self.call(Verb::Del).run();
-        }
-        let primary = if self.mode == Mode::Primary { ", primary" } else { "" };
-        table.add(fault, &format!("{}{primary}", verb.name()), &ended, &left, verdict);
+        let verdict = self.left(verb, &ended).and(answered).and_then(|()| self.continues(fault));
+        let context = format!("{} ({:?}, {}), {fault}", verb.name(), self.mode, self.dialect);
+        verdict.unwrap_or_else(|why| panic!("{context}: {why}; {ended:?}"));
     }
 
     /// Checks that the next call, whichever it is, completes the work: in turn DEL, ADD, and CHECK.
@@ -355,37 +325,26 @@ impl Subject {
         names.any(|name| name.starts_with(&format!("{}.", self.pod.container_id)))
     }
 
-    /// Returns what a call left, as text for the table, and checks the contract: either the state before the call or
-    /// the state after it, and saved state for everything that DEL has to remove.
-    pub(crate) fn left(&self, verb: Verb, ended: &Ended) -> (String, Result<(), String>) {
+    /// Checks what a call left: either the state before the call or the state after it, and saved state for everything
+    /// that DEL has to remove.
+    pub(crate) fn left(&self, verb: Verb, ended: &Ended) -> Result<(), String> {
         let (now, (from, to)) = (self.read(), self.states(verb));
-        let rules = match () {
-            () if now.has_same_rules(&self.none) => "",
-            () if now.has_same_rules(from) => "the rules as before",
-            () if now.has_same_rules(to) => "all rules",
-            () => "a part of the rules",
-        };
-        let mut left: Vec<&str> = Some(rules).filter(|rules| !rules.is_empty()).into_iter().collect();
-        let fixtures = left.is_empty() && now.fixtures != self.none.fixtures;
-        left.extend(fixtures.then_some("an address or route without effect"));
-        let is_clean = left.is_empty();
-        left.extend((is_clean && self.has_interface()).then_some("an executable's interface"));
+        let has_rules = !now.has_same_rules(&self.none);
+        let is_clean = !has_rules && now.fixtures == self.none.fixtures;
         // An ADD of the primary plugin that fails undoes the whole pod, also if an earlier one succeeded.
-        let is_undone = self.mode == Mode::Primary && verb.command() == "ADD" && rules.is_empty();
+        let is_undone = self.mode == Mode::Primary && verb.command() == "ADD" && !has_rules;
         // Without `retryDeleteOnError`, a DEL removes the state also if a network fails, as with Multus; and an ADD does
         // if the default network's plugin can be started neither for ADD nor for its undo. The next DEL finds the
         // default network in the configuration.
         let is_configured = is_clean && (matches!(verb, Verb::Del | Verb::Gc) || is_undone);
-        let needs_state = !left.is_empty() && !is_configured;
-        left.extend((is_clean && self.has_state()).then_some("saved state"));
+        let needs_state = (!is_clean || self.has_interface()) && !is_configured;
         let is_whole = now.has_same_rules(from) || now.has_same_rules(to) || is_undone;
-        let verdict = match () {
-            () if !is_whole => Err("there is a part of the rules".to_owned()),
+        match () {
+            () if !is_whole => Err("there is a part of the rules".into()),
             () if ended.answer == Answer::Done && !now.has_same_rules(to) => Err("the call did nothing".into()),
             () if needs_state && !self.has_state() => Err("no saved state describes what is left".into()),
             () => Ok(()),
-        };
-        (if left.is_empty() { "nothing".into() } else { left.join(" and ") }, verdict)
+        }
     }
 
     /// Fails unless everything is as before any ADD.
@@ -413,7 +372,7 @@ impl Subject {
     /// Checks that an ADD reaches its state, and that the next DEL leaves nothing.
     pub(crate) fn completes(&self, when: &str) -> Result<(), String> {
         let ended = self.call(Verb::Add).run();
-        is_done(&ended).map_err(|why| format!("ADD after {when}: {why}: {:?}", ended.answer))?;
+        ended.is_done().map_err(|why| format!("ADD after {when}: {why}: {:?}", ended.answer))?;
         if self.read() != self.added {
             return Err(format!("ADD after {when}: the rules are not as after one ADD"));
         }
@@ -423,7 +382,7 @@ impl Subject {
     /// Checks that a DEL leaves nothing.
     fn is_removed(&self, when: &str) -> Result<(), String> {
         let ended = self.call(Verb::Del).run();
-        is_done(&ended).map_err(|why| format!("DEL after {when}: {why}: {:?}", ended.answer))?;
+        ended.is_done().map_err(|why| format!("DEL after {when}: {why}: {:?}", ended.answer))?;
         self.nothing_is_left(&format!("DEL after {when}"))
     }
 }
