@@ -1,7 +1,7 @@
-//! The library that containerd and CRI-O use as the runtime (`tests/nri/runtime`).
+//! The library that containerd and CRI-O use as the runtime (`tests/containers/nri/runtime`).
 
-use super::background::Running;
 use super::plugin::{Call, DEADLINE, Plugin, Report, socket_path};
+use crate::support::background::Running;
 use detour_cni::agent::nri::NriStatus;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::Path;
@@ -28,7 +28,7 @@ impl Library {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .unwrap_or_else(|error| panic!("{}: {error}; run hack/test.sh --test nri", program.display()));
+            .unwrap_or_else(|error| panic!("{}: {error}; run hack/test.sh --test containers", program.display()));
         let (stdin, stdout) = (process.stdin.take().expect("a pipe"), process.stdout.take().expect("a pipe"));
         Self { _process: Running(process), stdin, stdout: BufReader::new(stdout).lines() }
     }

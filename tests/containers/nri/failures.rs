@@ -312,7 +312,7 @@ fn a_listener_of_another_user_is_not_used() {
     let (directory, path) = socket_path();
     chown(&*directory, Some(UNPRIVILEGED), None).expect("given away");
     let mut process = Command::new(env::current_exe().expect("this test"))
-        .args(["--exact", "failures::listens_as_another_user", "--nocapture"])
+        .args(["--exact", "nri::failures::listens_as_another_user", "--nocapture"])
         .env(LISTEN_AT, &path)
         .uid(UNPRIVILEGED)
         .gid(UNPRIVILEGED)

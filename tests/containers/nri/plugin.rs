@@ -1,7 +1,7 @@
 //! The plugin on its own thread, and what it reports to another one.
 
-use super::directory::Directory;
 use super::peer::{Peer, Runtime};
+use crate::support::directory::Directory;
 use detour_cni::agent::nri::{self, NriContainer, NriPod, NriReport, NriStatus};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
