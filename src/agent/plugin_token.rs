@@ -3,7 +3,7 @@
 
 use super::metrics::Metrics;
 use super::runtime::Tasks;
-use crate::cluster::{ObjectRef, ServiceAccount, Token};
+use crate::cluster::{Api, ObjectRef, Token};
 use crate::wait;
 use k8s_openapi::jiff::Timestamp;
 use std::cell::{Cell, RefCell};
@@ -45,7 +45,7 @@ struct Granted {
 impl PluginToken {
     /// Starts the task that requests the token of `plugin_account` with the permissions of `account`.
     #[must_use]
-    pub fn start(account: ServiceAccount, plugin_account: ObjectRef, metrics: Metrics, tasks: &Tasks) -> Self {
+    pub fn start(account: Api, plugin_account: ObjectRef, metrics: Metrics, tasks: &Tasks) -> Self {
         let (sender, granted) = watch::channel(Granted::default());
         let of = plugin_account.clone();
         tasks.start(move || renew(account, of, metrics, sender));
@@ -85,7 +85,7 @@ impl PluginToken {
 }
 
 /// Requests a token again and again, until nothing uses it.
-async fn renew(account: ServiceAccount, of: ObjectRef, metrics: Metrics, granted: watch::Sender<Granted>) {
+async fn renew(account: Api, of: ObjectRef, metrics: Metrics, granted: watch::Sender<Granted>) {
     loop {
         let (account, of) = (account.clone(), of.clone());
         let result = spawn_blocking(move || account.token(&of, LIFETIME).map_err(|error| error.to_string())).await;

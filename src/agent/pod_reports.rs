@@ -3,7 +3,7 @@
 
 use super::runtime::Tasks;
 use super::token_bucket::TokenBucket;
-use crate::cluster::{Event, ServiceAccount};
+use crate::cluster::{Api, Event};
 use crate::cni::{Code, Error};
 use crate::pod::PodRef;
 use std::collections::{BTreeMap, VecDeque};
@@ -37,7 +37,7 @@ pub struct PodReports(Option<mpsc::Sender<Report>>);
 impl PodReports {
     /// Starts the task; without an account, Events are dropped.
     #[must_use]
-    pub fn start(account: Option<ServiceAccount>, tasks: &Tasks) -> Self {
+    pub fn start(account: Option<Api>, tasks: &Tasks) -> Self {
         let Some(account) = account else { return Self::none() };
         let (sender, reports) = mpsc::channel(MAX_WAITING);
         let write = move |(pod, event): &Report| account.tell(pod, event);
