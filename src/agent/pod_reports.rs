@@ -93,7 +93,7 @@ async fn write_all(
                 running = None;
                 let error = result.ok().and_then(Result::err);
                 log(error.as_ref(), &mut logged);
-                if !error.is_some_and(|error| error.code == Code::TryAgain) {
+                if error.is_none_or(|error| error.code != Code::TryAgain) {
                     waiting.pop_front();
                     has_dropped &= !waiting.is_empty();
                 }
