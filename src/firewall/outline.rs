@@ -1,7 +1,7 @@
 //! Rules of any tool without their conditions: what they do with a packet, and in which chain it continues.
 
 use super::expression::{Ct, DATA, DESTINATION_NAT, LIST_ELEMENT, NAME, NftVerdict, VERDICT, VERDICT_REGISTER};
-use super::rule::{Rule, Target};
+use super::target::Target;
 use crate::netlink::attributes::{self, find, find_be32, find_text};
 
 /// What a rule does with a packet that meets its conditions.
@@ -31,21 +31,17 @@ pub struct Outline {
 
 impl Outline {
     /// Returns the outline of a rule of detour.
-    pub(super) fn of_rule(rule: &Rule) -> Self {
-        match &rule.target {
-            Target::Redirect(_) | Target::Tproxy { .. } => Self::of(Effect::ToPort),
-            Target::Zone(_) => Self::of(Effect::Zone),
-            Target::Jump(chain) => Self::jump(chain),
-            _ => Self::default(),
-        }
-    }
-
-    pub(super) fn of(effect: Effect) -> Self {
-        Self { effect, ..Self::default() }
-    }
-
-    pub(super) fn jump(chain: &str) -> Self {
-        Self { chain: Some(chain.to_owned()), ..Self::default() }
+    pub(super) fn of(target: &Target) -> Self {
+        let effect = match target {
+            Target::Redirect(_) | Target::Tproxy { .. } => Effect::ToPort,
+            Target::Zone(_) => Effect::Zone,
+            _ => Effect::Other,
+        };
+        let chain = match target {
+            Target::Jump(chain) | Target::Goto(chain) => Some(chain.to_string()),
+            _ => None,
+        };
+        Self { effect, chain, uses_map: false }
     }
 
     /// Reads the expressions of a rule as the kernel lists them. Unlike [`Expression`](super::expression::Expression), it accepts every expression.
@@ -70,9 +66,7 @@ impl Outline {
                 },
                 "immediate" => {
                     let verdict = find(data, 2).and_then(|value| NftVerdict::read(find(value, VERDICT)?));
-                    if let Some(NftVerdict::Jump(chain) | NftVerdict::Goto(chain)) = verdict {
-                        outline.chain = Some(chain.to_owned());
-                    }
+                    outline.chain = verdict.and_then(|verdict| Some(verdict.chain?.to_owned())).or(outline.chain);
                 }
                 "lookup" => outline.uses_map |= find_be32(data, 3) == Some(VERDICT_REGISTER),
                 _ => {}
