@@ -104,7 +104,7 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
             let read = arguments.namespace.read(&selector, &command)?;
             let interface = match arguments.interface {
                 Some(interface) => interface,
-                None => read.interface_of(from, to.address.ip())?,
+                None => read.interface_of(from, to)?,
             };
             let rules = read.rules;
             let (view, senders) = (rules.view(), ExcludedSenders::live(&rules, &arguments.namespace.root));

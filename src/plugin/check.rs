@@ -155,7 +155,7 @@ fn uncaptured_default_route(policy: &Policy) -> Result<Option<String>, Error> {
     let Some(redirect) = policy.redirect().filter(is_found) else { return Ok(None) };
     let is_excluded =
         |name: &String| redirect.exclude_interfaces.contains(name) && redirect.secondary_interfaces.contains(name);
-    let interface = netns::default_route_interfaces()?.into_iter().find(is_excluded);
+    let interface = netns::public_route_interfaces()?.into_iter().find(is_excluded);
     Ok(interface.map(|interface| {
         format!(
             "missing: capture on interface {interface:?}: traffic to public addresses leaves through it since a change of \
@@ -173,7 +173,7 @@ fn uncaptured_ip6(records: &SandboxRecords, policy: &Policy) -> Result<Option<St
     let Some(redirect) = policy.redirect() else { return Ok(None) };
     let mut addresses = netns::own_ip6_addresses()?;
     let with_route =
-        if redirect.capture_secondary_networks { BTreeSet::new() } else { netns::default_route_interfaces()? };
+        if redirect.capture_secondary_networks { BTreeSet::new() } else { netns::public_route_interfaces()? };
     let is_default = |name: &str| {
         name == DEFAULT_INTERFACE
             || with_route.contains(name)

@@ -8,8 +8,8 @@ use crate::cni::{Error, NetConf};
 use crate::inspect::nodes::{AGENT_NAMESPACE, node_hint};
 use crate::inspect::rules::{LiveRules, Mark, RuleLine, RulesReport};
 use crate::inspect::terminal::first_of;
-use crate::netns::default_route_interfaces;
 use crate::netns::find::{FoundNetns, of_name, of_pod};
+use crate::netns::public_route_interfaces;
 use crate::pod::{Facts, Pod, PodRef};
 use crate::policy::{Policy, Redirect};
 use crate::state::Store;
@@ -196,7 +196,7 @@ fn here(pod: &Pod, target: &CheckTarget, api: Option<&NodeApi>, conf: Option<&Ne
 pub(super) fn examine_default_route(found: Option<&FoundNetns>, policy: Option<&Policy>, results: &mut Results) {
     let redirect = policy.and_then(Policy::redirect).filter(|redirect| !redirect.exclude_interfaces.is_empty());
     let (Some(found), Some(redirect)) = (found, redirect) else { return };
-    let default = || -> Result<BTreeSet<String>, Error> { found.open()?.enter(LOCK_TIMEOUT, default_route_interfaces) };
+    let default = || -> Result<BTreeSet<String>, Error> { found.open()?.enter(LOCK_TIMEOUT, public_route_interfaces) };
     results.run(checks::DEFAULT_ROUTE_CAPTURED, || match default() {
         Ok(default) => captured(&default, redirect),
         Err(error) => CheckVerdict::not_checked(error.to_string()),
