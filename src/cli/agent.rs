@@ -6,7 +6,7 @@ use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
-use detour_cni::agent::install::{DesiredState, Digest, HostPath, NodeFiles, kubeconfig};
+use detour_cni::agent::install::{DesiredState, Digest, HostPath, NodeFiles, token_in};
 use detour_cni::agent::{
     AgentRuntime, ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, PluginToken, PodSettings,
     RepairMode, Services, run,
@@ -273,7 +273,7 @@ impl DesiredSource<'_> {
         let Some(token) = &self.plugin_token else { return self.arguments.install.token() };
         let installed = || {
             let reached = self.node.reach(&own_kubeconfig()).ok()?;
-            kubeconfig::token_in(&String::from_utf8(read_trusted(&reached, MAX_KUBECONFIG).ok()?).ok()?)
+            token_in(&String::from_utf8(read_trusted(&reached, MAX_KUBECONFIG).ok()?).ok()?)
         };
         token.current(installed).map_err(|why| anyhow!(why))
     }

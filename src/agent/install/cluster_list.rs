@@ -2,10 +2,10 @@
 //! instead, the own list.
 
 use super::conflist::{self, UnusableList};
-use super::owned_file::{add_text, write_list};
-use super::plan::{FileAction, InstallPlan};
+use super::plan::{
+    ConfFile, FileAction, FoundFile, FoundState, InstallPlan, MissingPrograms, OWN_LIST, add_text, write_list,
+};
 use super::record::{Digest, FileRecord, Role, with_newest};
-use super::state::{ConfFile, FoundFile, FoundState, MissingPrograms, OWN_LIST};
 use crate::cni::{CNI_CONF_DIR, is_configuration_file};
 use crate::host_path::HostPath;
 use serde_json::Value;

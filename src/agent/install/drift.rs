@@ -1,8 +1,8 @@
 //! Drift of a node from its installation record: what `detour install` and the agent would repair.
 
 use super::conflist;
+use super::plan::{FoundFile, FoundState, PRIVATE_MODE, PROGRAM_MODE};
 use super::record::{FileRecord, Role};
-use super::state::{FoundFile, FoundState, PRIVATE_MODE, PROGRAM_MODE};
 use crate::host_path::HostPath;
 
 /// Returns the differences between the node and its installation record, one line each: what `detour install` and the
@@ -52,9 +52,9 @@ fn entry_drift(path: &HostPath, record: &FileRecord, found: &FoundFile) -> Optio
 mod tests {
     use super::*;
     use crate::agent::install::plan::FileAction;
+    use crate::agent::install::plan::{ConfFile, ConfigurationTarget, DesiredState};
     use crate::agent::install::reconcile::reconcile;
     use crate::agent::install::record::{Digest, InstallRecord};
-    use crate::agent::install::state::{ConfFile, ConfigurationTarget, DesiredState};
     use serde_json::{Value, json};
 
     fn path(text: &str) -> HostPath {

@@ -1,10 +1,8 @@
-//! Reads and changes the node's files: the found state and the plan, the locks of installers (`locks`), the installed
-//! configurations (`installed`), programs (`programs`), and digests of programs (`digests`).
+//! Reads and changes the node's files: the found state and the plan, the locks of installers (`locks`), and what
+//! is installed (`installed`).
 
-mod digests;
 mod installed;
 mod locks;
-mod programs;
 
 pub use installed::{Installed, InstalledText, InstalledTexts};
 pub use locks::{InstallLock, Leadership};
@@ -13,15 +11,15 @@ use super::atomic::{self, FileOwner};
 use super::cluster_list::is_pod_network;
 use super::conflist;
 use super::error::InstallError;
-use super::plan::{FileAction, InstallPlan};
+use super::plan::{
+    ConfFile, ConfigurationTarget, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, OWN_LIST,
+};
 use super::record::{Digest, InstallRecord};
-use super::state::{ConfFile, ConfigurationTarget, DesiredState, FoundFile, FoundState, OWN_LIST};
 use crate::cni::{PROGRAM, is_configuration_file};
 use crate::host_path::{HostPath, HostRoot};
 use crate::networks::check_chained_plugin;
 use crate::state::format;
 use crate::trusted_file::{self, is_trusted, read_nofollow};
-use digests::ProgramDigests;
 use nix::errno::Errno;
 use rustix::fs::{OFlags, StatVfsMountFlags, statvfs};
 use serde_json::Value;
@@ -54,7 +52,6 @@ const RECORD: &str = "install.json";
 #[derive(Debug, Clone)]
 pub struct NodeFiles {
     root: HostRoot,
-    programs: ProgramDigests,
 }
 
 /// Returns a path in the state directory.
@@ -66,8 +63,8 @@ pub fn state_path(name: &str) -> HostPath {
 impl NodeFiles {
     /// Creates a view of the node whose file system is mounted at `root`.
     #[must_use]
-    pub fn new(root: HostRoot) -> Self {
-        Self { root, programs: ProgramDigests::default() }
+    pub const fn new(root: HostRoot) -> Self {
+        Self { root }
     }
 
     /// Returns the mount point of the node's file system.
@@ -361,7 +358,7 @@ impl NodeFiles {
         };
         let metadata = file.metadata()?;
         let (digest, text) = if metadata.len() > MAX_TEXT_SIZE {
-            (self.programs.digest(file, &metadata)?, None)
+            (Digest::read(file)?, None)
         } else {
             let mut contents = Vec::new();
             Read::by_ref(&mut file).take(MAX_TEXT_SIZE).read_to_end(&mut contents)?;

@@ -3,10 +3,11 @@
 use super::cluster_list::ClusterList;
 use super::conflist;
 use super::error::InstallError;
-use super::owned_file::{add_text, is_foreign, refuse, write_list, written};
-use super::plan::{FileAction, InstallPlan};
+use super::plan::{
+    ConfigurationTarget, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, PROGRAM_MODE, add_text,
+    is_foreign, refuse, write_list, written,
+};
 use super::record::{FileRecord, InstallRecord, Role};
-use super::state::{ConfigurationTarget, DesiredState, FoundFile, FoundState, PROGRAM_MODE};
 use crate::cni::PROGRAM;
 use crate::host_path::HostPath;
 

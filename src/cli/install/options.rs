@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{
     ConfigurationTarget, DesiredState, Digest, EntrySettings, HostPath, NodeFiles, OWN_LIST, PROGRAM, Platform,
-    kubeconfig, state_path,
+    kubeconfig, server_url, state_path,
 };
 use detour_cni::cluster::{KubeconfigSummary, ServiceAccount};
 use detour_cni::cni::{
@@ -387,7 +387,7 @@ impl InstallOptions {
     fn server(&self) -> Option<String> {
         let in_pod = || {
             let host = env::var("KUBERNETES_SERVICE_HOST").ok()?;
-            Some(kubeconfig::server(&host, &env::var("KUBERNETES_SERVICE_PORT").unwrap_or_else(|_| "443".into())))
+            Some(server_url(&host, &env::var("KUBERNETES_SERVICE_PORT").unwrap_or_else(|_| "443".into())))
         };
         self.api_server.clone().or_else(in_pod)
     }
@@ -404,7 +404,7 @@ impl InstallOptions {
 
     fn kubeconfig_text(&self, server: &str, token: &dyn Fn() -> Result<String>) -> Result<String> {
         let ca = self.read_credential("ca.crt")?;
-        Ok(kubeconfig::text(server, Some(&ca), &token()?))
+        Ok(kubeconfig(server, Some(&ca), &token()?))
     }
 
     fn read_credential(&self, name: &str) -> Result<Vec<u8>> {

@@ -7,7 +7,7 @@ use crate::host_path::HostPath;
 use crate::trusted_file::{FileId, create_directories, open_lock};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A file lock on the node, released when this value is dropped.
 #[derive(Debug)]
@@ -23,38 +23,19 @@ impl NodeFiles {
     /// # Errors
     /// The state directory can't be written.
     pub fn lock(&self) -> Result<InstallLock, InstallError> {
-        self.lock_at(&lock_file()).map(InstallLock)
+        let wait = |file: &File| file.lock().map_err(TryLockError::Error);
+        self.locked(&lock_file(), wait)
+            .map(InstallLock)
+            .map_err(|error| InstallError::file("lock", &lock_file(), &error))
     }
 
     /// Releases the lock, and removes its file if nothing is installed. Another process that waits for the lock
     /// creates a new file.
     pub fn forget_lock(&self, lock: InstallLock) {
         if self.record().is_ok_and(|record| record.is_none()) {
-            let path = lock_file();
-            let removed = self.root.reach_entry(&path).and_then(|path| atomic::remove(&path));
-            if let Err(error) = removed {
-                tracing::warn!("can't remove {path}: {error}");
-            }
+            self.remove_lock(&lock_file());
         }
         drop(lock);
-    }
-
-    fn lock_at(&self, path: &HostPath) -> Result<File, InstallError> {
-        let lock = || loop {
-            let (file, reached) = self.open_lock(path)?;
-            file.lock()?;
-            // Another process may have removed the file before it was locked.
-            if is_at(&file, &reached)? {
-                return Ok(file);
-            }
-        };
-        lock().map_err(|error| InstallError::file("lock", path, &error))
-    }
-
-    fn open_lock(&self, path: &HostPath) -> io::Result<(File, PathBuf)> {
-        let reached = self.root.reach_entry(path)?;
-        create_directories(reached.parent().unwrap_or(Path::new("/")))?;
-        Ok((open_lock(&reached)?, reached))
     }
 
     /// Returns the lock of the agent that leads; `None` while another agent holds it.
@@ -62,17 +43,12 @@ impl NodeFiles {
     /// # Errors
     /// The state directory can't be written.
     pub fn lead(&self) -> Result<Option<Leadership>, InstallError> {
-        let path = leadership_file();
-        let lock = || loop {
-            let (file, reached) = self.open_lock(&path)?;
-            match file.try_lock() {
-                Ok(()) if is_at(&file, &reached)? => return Ok(Some(Leadership(file))),
-                Ok(()) => {}
-                Err(TryLockError::WouldBlock) => return Ok(None),
-                Err(TryLockError::Error(error)) => return Err(error),
-            }
-        };
-        lock().map_err(|error: io::Error| InstallError::file("lock", &path, &error))
+        match self.locked(&leadership_file(), File::try_lock) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            locked => locked
+                .map(|file| Some(Leadership(file)))
+                .map_err(|error| InstallError::file("lock", &leadership_file(), &error)),
+        }
     }
 
     /// Whether an agent leads.
@@ -82,21 +58,31 @@ impl NodeFiles {
         file.is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
     }
 
-    /// Removes the file of the lock if no agent leads, or if this one does.
+    /// Removes the file of the lock if this agent leads, or none does. The lock is held during the removal: an agent that
+    /// starts now creates a new file.
     pub fn forget_leadership(&self, own: Option<Leadership>) {
-        let path = leadership_file();
-        let forget = || -> io::Result<()> {
-            let reached = self.root.reach_entry(&path)?;
-            // The lock is held during the removal: an agent that starts now creates a new file.
-            let is_free = own.is_some() || {
-                let file = open(&reached)?;
-                file.try_lock().is_ok() && is_at(&file, &reached)?
-            };
-            if is_free { atomic::remove(&reached) } else { Ok(()) }
-        };
-        match forget() {
-            Err(error) if error.kind() != ErrorKind::NotFound => tracing::warn!("can't remove {path}: {error}"),
-            _ => {}
+        if own.is_some() || (self.has(&leadership_file()) && self.lead().is_ok_and(|free| free.is_some())) {
+            self.remove_lock(&leadership_file());
+        }
+    }
+
+    /// Locks a file with `lock`; creates it if it is missing.
+    fn locked(&self, path: &HostPath, lock: impl Fn(&File) -> Result<(), TryLockError>) -> io::Result<File> {
+        loop {
+            let reached = self.root.reach_entry(path)?;
+            create_directories(reached.parent().unwrap_or(Path::new("/")))?;
+            let file = open_lock(&reached)?;
+            lock(&file)?;
+            // Another process may have removed the file before it was locked.
+            if is_at(&file, &reached)? {
+                return Ok(file);
+            }
+        }
+    }
+
+    fn remove_lock(&self, path: &HostPath) {
+        if let Err(error) = self.root.reach_entry(path).and_then(|path| atomic::remove(&path)) {
+            tracing::warn!("can't remove {path}: {error}");
         }
     }
 }
