@@ -6,7 +6,7 @@
 
 use super::runtime::Tasks;
 use crate::backoff::Backoff;
-use crate::cluster::{ObjectRef, ServiceAccount};
+use crate::cluster::{Api, ObjectRef};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
@@ -21,7 +21,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// The DaemonSet of this agent.
 #[derive(Debug, Clone)]
 pub struct DaemonSet {
-    account: ServiceAccount,
+    account: Api,
     object: ObjectRef,
     /// The last state that the watch reported.
     observed: Arc<(Mutex<ObservedDaemonSet>, Condvar)>,
@@ -37,7 +37,7 @@ enum ObservedDaemonSet {
 impl DaemonSet {
     /// Creates a handle for the DaemonSet `object`, which `account` reads.
     #[must_use]
-    pub fn new(account: ServiceAccount, object: ObjectRef) -> Self {
+    pub fn new(account: Api, object: ObjectRef) -> Self {
         Self { account, object, observed: Arc::new((Mutex::new(ObservedDaemonSet::Unknown), Condvar::new())) }
     }
 

@@ -3,7 +3,7 @@
 
 use super::metrics::Metrics;
 use super::runtime::Tasks;
-use crate::cluster::{ObjectRef, ServiceAccount, Token};
+use crate::cluster::{Api, ObjectRef, Token};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use std::cell::{Cell, RefCell};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -23,7 +23,7 @@ const NOT_GRANTED: &str = "the API server has not granted the plugin's token yet
 /// The token of the service account that the plugin uses on a node.
 #[derive(Debug)]
 pub struct PluginToken {
-    account: ServiceAccount,
+    account: Api,
     plugin_account: ObjectRef,
     metrics: Metrics,
     tasks: Tasks,
@@ -49,7 +49,7 @@ struct GrantedToken {
 impl PluginToken {
     /// Creates the token of the service account `plugin_account`, which `account` requests.
     #[must_use]
-    pub fn new(account: ServiceAccount, plugin_account: ObjectRef, metrics: Metrics, tasks: Tasks) -> Self {
+    pub fn new(account: Api, plugin_account: ObjectRef, metrics: Metrics, tasks: Tasks) -> Self {
         let (granted, pending, timeout) = (RefCell::default(), RefCell::default(), Cell::new(FIRST_TIMEOUT));
         Self { account, plugin_account, metrics, tasks, granted, pending, timeout }
     }

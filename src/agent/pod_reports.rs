@@ -4,7 +4,7 @@
 mod queue;
 
 use super::runtime::Tasks;
-use crate::cluster::{Event, ServiceAccount};
+use crate::cluster::{Api, Event};
 use crate::cni::{Code, Error};
 use crate::pod::PodRef;
 use queue::Queue;
@@ -34,7 +34,7 @@ struct Shared {
 impl PodReports {
     /// Starts the task; without an account, reports are dropped.
     #[must_use]
-    pub fn start(account: Option<ServiceAccount>, tasks: &Tasks) -> Self {
+    pub fn start(account: Option<Api>, tasks: &Tasks) -> Self {
         let Some(account) = account else { return Self::none() };
         let reports = Self::new();
         let shared = reports.0.as_ref().map(|handle| Arc::clone(&handle.0)).unwrap_or_default();

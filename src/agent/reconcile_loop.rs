@@ -17,7 +17,7 @@ use super::runtime::AgentRuntime;
 use super::services::{self, Services};
 use super::socket;
 use super::watch::{DirectoryWatch, WakeReason};
-use crate::cluster::{Event, ServiceAccount};
+use crate::cluster::{Api, Event};
 use crate::pod::PodRef;
 use crate::wait;
 use clap::ValueEnum;
@@ -86,7 +86,7 @@ pub struct Job<'a> {
     /// The services that need the node's name; `None` if it is unknown.
     pub services: Option<Services>,
     /// The account that writes Events and conditions of pods; `None` to only log Events.
-    pub account: Option<ServiceAccount>,
+    pub account: Option<Api>,
     /// How the traffic of excluded containers bypasses the sidecar; `None` if containers can't be excluded.
     pub containers: Option<ContainerSettings>,
     /// The agent's own pod, for Events of a configuration that is rejected.

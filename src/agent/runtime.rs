@@ -2,9 +2,9 @@
 //! connection to the API server serves all of them. What blocks (API requests of other threads, files) runs on a small
 //! pool of threads.
 
-use crate::cluster::ApiConnection;
+use crate::cluster::Api;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -20,7 +20,7 @@ const THREAD_IDLE_TIME: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct AgentRuntime {
     runtime: Mutex<Option<(Runtime, mpsc::UnboundedReceiver<StartTask>)>>,
-    connection: ApiConnection,
+    api: OnceLock<Api>,
     tasks: Tasks,
 }
 
@@ -64,15 +64,14 @@ impl AgentRuntime {
         builder.enable_all().max_blocking_threads(MAX_BLOCKING_THREADS).thread_keep_alive(THREAD_IDLE_TIME);
         let runtime = builder.build()?;
         let ((starts, started), handle) = (mpsc::unbounded_channel(), runtime.handle().clone());
-        let connection = ApiConnection::new(handle.clone());
         let runtime = Mutex::new(Some((runtime, started)));
-        Ok(Self { runtime, connection, tasks: Tasks { handle, starts } })
+        Ok(Self { runtime, api: OnceLock::new(), tasks: Tasks { handle, starts } })
     }
 
-    /// Returns the connection to the API server that all tasks and threads share.
+    /// Returns the API server with the connection that all tasks and threads share: that of the first call.
     #[must_use]
-    pub const fn connection(&self) -> &ApiConnection {
-        &self.connection
+    pub fn shared(&self, api: Api) -> Api {
+        self.api.get_or_init(|| api.on(self.tasks.handle.clone())).clone()
     }
 
     /// Returns a handle to start tasks.

@@ -11,7 +11,7 @@ use super::pods::{PodReconciler, PodSettings, PodSignals};
 use super::runtime::Tasks;
 use super::socket;
 use super::taint::{Taint, TaintController};
-use crate::cluster::ServiceAccount;
+use crate::cluster::Api;
 use crate::cluster::agent::PoliciesReport;
 use crate::host_path::HostPath;
 use crate::pod::PodRef;
@@ -32,7 +32,7 @@ pub struct Services {
     /// The path of the socket for the plugin's requests; `None` for no socket.
     pub socket: Option<HostPath>,
     /// The account of the watches and of all changes.
-    pub account: ServiceAccount,
+    pub account: Api,
     /// Whether to watch all definitions, for a primary plugin.
     pub definitions: bool,
     /// What is done about running pods.

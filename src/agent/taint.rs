@@ -2,7 +2,7 @@
 
 use super::runtime::Tasks;
 use crate::backoff::Backoff;
-use crate::cluster::{NodeTaints, ServiceAccount};
+use crate::cluster::{Api, NodeTaints};
 use crate::cni::{Code, Error};
 use serde_json::{Value, json};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -31,7 +31,7 @@ pub struct Taint {
     /// The name of the node.
     pub node: String,
     /// The account that changes the node.
-    pub account: ServiceAccount,
+    pub account: Api,
 }
 
 /// A handle of the task that adds and removes the taint.

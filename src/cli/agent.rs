@@ -11,7 +11,7 @@ use detour_cni::agent::{
     AgentRuntime, ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, PluginToken, PodSettings,
     RepairMode, Services, run,
 };
-use detour_cni::cluster::{ObjectRef, ServiceAccount};
+use detour_cni::cluster::{Api, ObjectRef};
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use detour_cni::pod::PodRef;
@@ -161,8 +161,8 @@ impl AgentArguments {
     }
 
     /// Returns the agent's account, whose requests share one connection.
-    fn account(&self, runtime: &AgentRuntime, purpose: &str) -> Result<ServiceAccount> {
-        Ok(self.install.account_for(purpose)?.through(runtime.connection()).on_node(self.node_name()))
+    fn account(&self, runtime: &AgentRuntime, purpose: &str) -> Result<Api> {
+        Ok(runtime.shared(self.install.account_for(purpose)?.on_node(self.node_name())))
     }
 
     fn plugin_token(&self, metrics: &Metrics, runtime: &AgentRuntime) -> Result<Option<PluginToken>> {

@@ -5,7 +5,7 @@ use super::install::own_kubeconfig;
 use super::output::CommandError;
 use clap::Args;
 use detour_cni::agent::install::{HostPath, HostRoot, InstalledTexts, NodeFiles};
-use detour_cni::cluster::{self, Cluster, NodeApi};
+use detour_cni::cluster::{self, Api, Cluster};
 use detour_cni::cni::{
     CniCommand, Code, Error, Kubernetes, NODE_CONFIGURATION, NetConf, OWN_TYPES, is_configuration_file,
 };
@@ -99,8 +99,8 @@ impl ClusterArguments {
         }
         let (source, facts) = self.read(pod, configured.first().map(|applied| &applied.conf), root)?;
         match configured.is_empty() {
-            false => Ok(Subject::given(&configured, facts, Some(source.cluster()))?),
-            true => Ok(installed_on_node(Self::built_in()?, facts, source.cluster(), root)?),
+            false => Ok(Subject::given(&configured, facts, Some(&*source))?),
+            true => Ok(installed_on_node(Self::built_in()?, facts, &*source, root)?),
         }
     }
 
@@ -115,13 +115,13 @@ impl ClusterArguments {
         Ok(Subject::of(applied, facts, None)?)
     }
 
-    fn read(&self, pod: &str, conf: Option<&NetConf>, root: &Path) -> Result<(PodSource, Facts), CommandError> {
+    fn read(&self, pod: &str, conf: Option<&NetConf>, root: &Path) -> Result<(Box<dyn Cluster>, Facts), CommandError> {
         let namespace = self
             .namespace
             .clone()
             .ok_or_else(|| CommandError::Usage(format!("pod {pod:?}: unknown namespace; add -n NAMESPACE")))?;
         let source = source(conf, root)?;
-        let facts = source.cluster().facts(&PodRef { namespace, name: pod.to_owned(), uid: None }, true)?;
+        let facts = source.facts(&PodRef { namespace, name: pod.to_owned(), uid: None }, true)?;
         Ok((source, facts))
     }
 }
@@ -158,7 +158,7 @@ fn named(error: CommandError, reached: &Path, place: &Path) -> CommandError {
 
 /// Returns the source of pods: the one in the configuration, or the API server with the credentials of the pod in which
 /// this process runs, or of the plugin on this node.
-fn source(conf: Option<&NetConf>, root: &Path) -> Result<PodSource, CommandError> {
+fn source(conf: Option<&NetConf>, root: &Path) -> Result<Box<dyn Cluster>, CommandError> {
     let reached = |path: &Option<PathBuf>| {
         let path = HostPath::new(path.as_ref().filter(|path| !path.as_os_str().is_empty())?)?;
         HostRoot::new(root).reach(&path).ok()
@@ -171,37 +171,25 @@ fn source(conf: Option<&NetConf>, root: &Path) -> Result<PodSource, CommandError
             ..named.clone()
         };
         match (&kubernetes.kubeconfig, &kubernetes.agent_socket, &kubernetes.manifests_dir) {
-            // Without retries: the user sees at once why a request fails.
-            (Some(path), None, None) => return Ok(PodSource::Api(NodeApi::of_node(root, path.clone(), TIMEOUT))),
+            (Some(path), None, None) => return Ok(of_user(Api::of_kubeconfig(root, path.clone()))),
             _ => {
                 if let Some(source) = cluster::source(&kubernetes) {
-                    return Ok(PodSource::Facts(source));
+                    return Ok(source);
                 }
             }
         }
     }
     let of_plugin = || {
         let path = HostRoot::new(root).reach(&own_kubeconfig()).ok()?;
-        path.exists().then(|| NodeApi::of_node(root, path, TIMEOUT))
+        path.exists().then(|| Api::of_kubeconfig(root, path))
     };
-    let api = NodeApi::in_cluster(TIMEOUT).or_else(of_plugin).map(PodSource::Api);
-    api.ok_or_else(|| Error::new(Code::InvalidConfig, NO_CREDENTIALS).into())
+    let api = Api::in_cluster().or_else(of_plugin);
+    api.map(of_user).ok_or_else(|| Error::new(Code::InvalidConfig, NO_CREDENTIALS).into())
 }
 
-/// Where pods are read from.
-enum PodSource {
-    Api(NodeApi),
-    /// The source of facts in a configuration.
-    Facts(Box<dyn Cluster>),
-}
-
-impl PodSource {
-    fn cluster(&self) -> &dyn Cluster {
-        match self {
-            Self::Api(api) => api.cluster(),
-            Self::Facts(source) => source.as_ref(),
-        }
-    }
+/// Returns a source without retries: the user sees at once why a request fails.
+fn of_user(api: Api) -> Box<dyn Cluster> {
+    Box::new(api.within(TIMEOUT).once())
 }
 
 /// Returns a pod with the configurations that are installed on this node, if the pod is on it; otherwise with the built-in

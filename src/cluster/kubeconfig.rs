@@ -34,8 +34,6 @@ pub(super) struct Kubeconfig<'a> {
     config: Config,
     cluster: EntryLocation<'a>,
     user: EntryLocation<'a>,
-    /// The file of the token, if it is replaced while the client lives.
-    pub(super) token_file: Option<PathBuf>,
 }
 
 impl<'a> Kubeconfig<'a> {
@@ -49,7 +47,7 @@ impl<'a> Kubeconfig<'a> {
     }
 
     /// Returns the configuration for `server` with the service account whose files are in `directory`. If the client
-    /// `lives_long`, kube reads the CA again from time to time, and the caller the token: the kubelet replaces both.
+    /// `lives_long`, kube reads both from time to time: the kubelet replaces them.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -74,8 +72,7 @@ impl<'a> Kubeconfig<'a> {
             let pem = String::from_utf8_lossy(&pem);
             let is_usable = certificates(&pem).len() == pem.matches(BEGIN_CERTIFICATE).count();
             config.root_cert_file = is_usable.then_some(ca);
-            // kube accepts no token file with a line break at its end.
-            (config.auth_info, kubeconfig.token_file) = (AuthInfo::default(), Some(token));
+            config.auth_info = AuthInfo { token_file: file(&token), ..AuthInfo::default() };
         }
         Ok(kubeconfig)
     }
@@ -85,7 +82,7 @@ impl<'a> Kubeconfig<'a> {
         config.auth_info = context.credentials()?;
         // `api::retry` has its own timeouts and retries.
         (config.connect_timeout, config.write_timeout, config.default_retry) = (None, None, false);
-        Ok(Self { config, cluster: context.cluster_location, user: context.user_location, token_file: None })
+        Ok(Self { config, cluster: context.cluster_location, user: context.user_location })
     }
 
     /// Returns the API server's address for messages, and where the client connects: to the server or its proxy.
@@ -370,11 +367,6 @@ fn valid_token(text: &[u8]) -> Option<String> {
     let token = text.trim_ascii();
     let is_valid = !token.is_empty() && token.iter().all(u8::is_ascii_graphic);
     is_valid.then(|| String::from_utf8_lossy(token).into_owned())
-}
-
-/// Reads a token file again; `None` if it can't be read now.
-pub(super) fn reread_token(file: &Path) -> Option<String> {
-    valid_token(&trusted_file::read(file, MAX_TOKEN).ok()?)
 }
 
 /// Returns the DER of each certificate in PEM text that a client can use. Others are skipped, as in Go (`crypto/x509`,

@@ -4,13 +4,14 @@
 //! directory of manifests.
 
 use crate::cni;
-pub use api::{ApiConnection, NodeApi, ServiceAccount};
+pub use api::Api;
 pub(crate) use api::{Collection, Failure, Kind};
 pub use fact_source::{Cluster, Definitions, Reports};
 pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};
 pub use manifests::{Given, Objects, objects};
 pub use resources::{Definition, DefinitionQuery, Event, Lookup, NodeTaints, ObjectRef};
 pub use resources::{Permission, ReportedEvent, ScheduledPod, Token, Workload};
+use std::path::Path;
 
 pub mod agent;
 mod api;
@@ -34,7 +35,7 @@ pub fn source(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
 /// Like [`source`], with the service account of the pod that this process runs in as fallback for `kubeconfig`.
 #[must_use]
 pub fn source_or_in_cluster(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
-    source_or(conf, || ServiceAccount::of_environment().map(|account| account.api(conf.timeout)))
+    source_or(conf, || Api::in_cluster().map(|api| api.within(conf.timeout)))
 }
 
 /// Returns a source that answers at once or not at all, for pods that do not wait: `manifests_dir`, or what the agent
@@ -48,12 +49,12 @@ pub fn memory(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
     }
 }
 
-fn source_or(conf: &cni::Kubernetes, fallback: impl FnOnce() -> Option<api::Api>) -> Option<Box<dyn Cluster>> {
+fn source_or(conf: &cni::Kubernetes, fallback: impl FnOnce() -> Option<Api>) -> Option<Box<dyn Cluster>> {
     if let Some(dir) = &conf.manifests_dir {
         return Some(Box::new(manifests::Manifests { dir: dir.clone() }));
     }
     let kubeconfig = conf.kubeconfig.clone().filter(|path| !path.as_os_str().is_empty());
-    let api = kubeconfig.map(|path| api::Api::new(path, conf.timeout)).or_else(fallback);
+    let api = kubeconfig.map(|path| Api::of_kubeconfig(Path::new("/"), path).within(conf.timeout)).or_else(fallback);
     match &conf.agent_socket {
         Some(socket) => Some(Box::new(agent::AgentClient::new(socket.clone(), api, conf.timeout))),
         None => Some(Box::new(api?)),

@@ -123,7 +123,7 @@ pub(super) fn jwt_claims<T: DeserializeOwned>(token: &str) -> Option<T> {
     serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(claims).ok()?).ok()
 }
 
-/// A permission, in the terms of an RBAC rule. `Display` gives it as `kubectl auth can-i` does.
+/// A permission in all namespaces, in the terms of an RBAC rule. `Display` gives it as `kubectl auth can-i` does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Permission {
     /// `get`, `list`, `patch`, `create`.
@@ -134,8 +134,6 @@ pub struct Permission {
     pub resource: &'static str,
     /// The subresource, such as `status`.
     pub subresource: Option<&'static str>,
-    /// The namespace; `None` for all namespaces.
-    pub namespace: Option<String>,
 }
 
 impl fmt::Display for Permission {
@@ -147,10 +145,7 @@ impl fmt::Display for Permission {
         if !self.group.is_empty() {
             write!(f, ".{}", self.group)?;
         }
-        match &self.namespace {
-            Some(namespace) => write!(f, " in namespace {namespace}"),
-            None => f.write_str(" in all namespaces"),
-        }
+        f.write_str(" in all namespaces")
     }
 }
 
@@ -218,10 +213,6 @@ pub struct ReportedEvent {
     pub reason: String,
     /// The message for people.
     pub message: String,
-    /// The component that reported it (`source.component` or `reportingComponent`).
-    pub by: String,
-    /// The time of the last occurrence, in seconds since 1970; 0 if the Event has no time.
-    pub last: i64,
     /// The number of occurrences.
     pub count: u64,
 }

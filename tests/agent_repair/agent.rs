@@ -8,7 +8,8 @@ use crate::support::wait::until;
 use serde_json::json;
 
 fn start(scene: &Scene<'_>, api: &Api) -> Agent {
-    let (root, account) = (scene.node.root.display(), scene.account());
+    let root = scene.node.root.display();
+    scene.account();
     // As the pod that it is compared with.
     let config = scene.node.root.join("agent-config.json");
     std::fs::write(&config, r#"{"chain": [{"type": "istio-redirect"}]}"#).expect("written");
@@ -19,7 +20,7 @@ fn start(scene: &Scene<'_>, api: &Api) -> Agent {
         "--taint=cni.istio.io/not-ready".to_owned(),
         format!("--root={root}"),
         format!("--api-server={}", api.url()),
-        format!("--service-account={}", account.directory.display()),
+        format!("--service-account={root}/account"),
         format!("--config={}", config.display()),
     ];
     Agent::spawn("a", &arguments)

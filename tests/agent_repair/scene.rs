@@ -7,7 +7,7 @@ use crate::support::agent_process::write_account;
 use detour_cni::agent::install::{FileRecord, HostPath, HostRoot, InstallRecord, NodeFiles, Role};
 use detour_cni::agent::pods::{ObservedNode, PodReconciler, RepairResult};
 use detour_cni::agent::{AgentRuntime, Metrics, ObservedPod, PodReports, PodSettings, RepairMode, RunningRuntime};
-use detour_cni::cluster::ServiceAccount;
+use detour_cni::cluster::Api;
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use std::cell::OnceCell;
@@ -140,11 +140,11 @@ impl Scene<'_> {
         NodeFiles::new(HostRoot::new(&self.node.root))
     }
 
-    /// Returns the agent's account.
-    pub(crate) fn account(&self) -> ServiceAccount {
+    /// Returns the agent's account, whose files are in the directory `account`.
+    pub(crate) fn account(&self) -> Api {
         let directory = self.node.root.join("account");
         write_account(&directory);
-        ServiceAccount::new(self.api.http(), directory)
+        Api::of_account(self.api.http(), directory)
     }
 
     /// Waits for this many Events. Returns reasons and types of all.

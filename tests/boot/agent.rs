@@ -156,7 +156,7 @@ fn an_agent_without_an_api_server_fails_only_pods_with_a_sidecar() {
         let agent = node.agent("first");
         agent.wait_for_log("serving the plugin's");
         let conf = node.conf_of_agent_alone();
-        fails(&conf, &["no usable answer in", "no answer within", "/sa)"]);
+        fails(&conf, &["no usable answer", "no answer within", "/sa)"]);
         for kind in Kind::starting() {
             crate::scene::starts(&kind, &conf);
         }

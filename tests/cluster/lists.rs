@@ -2,20 +2,20 @@
 
 use crate::scene::directory;
 use crate::server::{Answer, Request, Server};
-use detour_cni::cluster::NodeApi;
+use detour_cni::cluster::Api;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-fn api(server: &Server, test: &str) -> NodeApi {
+fn api(server: &Server, test: &str) -> Api {
     let path = directory(test).join("config");
     let kubeconfig = json!({
         "current-context": "c", "clusters": [{"name": "k", "cluster": {"server": server.http()}}],
         "contexts": [{"name": "c", "context": {"cluster": "k", "user": ""}}],
     });
     fs::write(&path, kubeconfig.to_string()).expect("written");
-    NodeApi::of_node(Path::new("/"), path, Duration::from_secs(60))
+    Api::of_kubeconfig(Path::new("/"), path).within(Duration::from_secs(60)).once()
 }
 
 /// The value of a parameter of the request.
@@ -51,5 +51,8 @@ fn a_list_that_does_not_end_is_an_error() {
         Answer::json(200, &json!({"metadata": {"continue": "more"}, "items": [{"metadata": {"name": "n"}}]}))
     });
     let error = api(&server, "endless-list").namespaces(None).expect_err("no end");
-    assert!(error.msg.contains("namespaces: expected at most 1000 pages, got more"), "{error}");
+    assert!(
+        error.msg.starts_with("namespaces: ") && error.details == "expected at most 6000 pages, got more",
+        "{error}"
+    );
 }

@@ -3,7 +3,7 @@
 use crate::scene::directory;
 use crate::server::{Answer, Server};
 use crate::support::agent_process::write_account;
-use detour_cni::cluster::{ApiConnection, ObjectRef, ServiceAccount};
+use detour_cni::cluster::{Api, ObjectRef};
 use detour_cni::cni::{Code, Error};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
@@ -13,17 +13,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// A service account with `server` as the API.
-fn account(test: &str, server: &Server) -> ServiceAccount {
+fn account(test: &str, server: &Server) -> Api {
     let directory = directory(&format!("own-{test}")).join("account");
     write_account(&directory);
-    ServiceAccount::new(server.http(), directory)
+    Api::of_account(server.http(), directory)
 }
 
 /// Watches the DaemonSet on an event loop of this thread.
-fn watch(account: ServiceAccount, report: impl FnMut(bool)) -> Result<(), Error> {
+fn watch(account: Api, report: impl FnMut(bool)) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
-    let account = account.through(&ApiConnection::new(runtime.handle().clone()));
-    runtime.block_on(account.watch(&daemon_set(), report))
+    runtime.block_on(account.on(runtime.handle().clone()).watch(&daemon_set(), report))
 }
 
 fn daemon_set() -> ObjectRef {
@@ -35,8 +34,9 @@ fn daemon_set() -> ObjectRef {
 fn a_service_account_as_the_kubelet_mounts_it_is_accepted_unless_another_user_owns_a_file() {
     let object = json!({"metadata": {"name": "detour-agent", "resourceVersion": "1"}});
     let server = Server::plain(move |_| Answer::json(200, &object));
-    let account = account("mounted", &server);
-    let directory = account.directory.clone();
+    let directory = directory("own-mounted").join("account");
+    write_account(&directory);
+    let has = || Api::of_account(server.http(), directory.clone()).has(&daemon_set(), Duration::from_secs(10));
     let data = directory.join("..2026_11_22");
     fs::create_dir(&data).expect("made");
     fs::set_permissions(&directory, Permissions::from_mode(0o1777)).expect("set");
@@ -45,11 +45,11 @@ fn a_service_account_as_the_kubelet_mounts_it_is_accepted_unless_another_user_ow
         fs::rename(directory.join(name), data.join(name)).expect("moved");
         symlink(format!("..data/{name}"), directory.join(name)).expect("linked");
     }
-    assert!(account.has(&daemon_set(), Duration::from_secs(10)).expect("an answer"));
+    assert!(has().expect("an answer"));
     let requests = server.lines().len();
     for name in ["token", "ca.crt"] {
         chown(data.join(name), Some(12345), None).expect("needs root");
-        let error = account.has(&daemon_set(), Duration::from_secs(10)).expect_err("refused");
+        let error = has().expect_err("refused");
         assert_eq!(error.code, Code::InvalidConfig, "{error}");
         assert!(error.msg.contains(&format!("{name} is owned by UID 12345; expected root")), "{error}");
         chown(data.join(name), Some(0), None).expect("needs root");

@@ -57,7 +57,7 @@ fn pods_that_are_not_current_have_their_reason_and_the_next_step() {
 fn an_agent_that_does_not_know_policies_is_no_failure() {
     scene(Plan::new(), |scene| {
         for (text, why) in [
-            ("unknown", "the agent's version does not support the request"),
+            ("unknown", "the agent answered another request, or its version does not support this one"),
             ("{}", "the agent does not read the rules of pods (chart values livePolicy and repair.enabled)"),
         ] {
             scene.write(AGENT_POLICIES, text);

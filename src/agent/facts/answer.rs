@@ -6,7 +6,7 @@ use super::watching::SyncStates;
 use crate::agent::containers::Registry;
 use crate::agent::metrics::Metrics;
 use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, PoliciesReport, RequestKind};
-use crate::cluster::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, ServiceAccount};
+use crate::cluster::{Api, Cluster, DefinitionQuery, Event, Lookup, ObjectRef};
 use crate::cni::{CniCommand, Code, Error};
 use crate::pod::{Facts as PodFacts, Namespace, PodRef};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(in crate::agent) struct Answers {
     /// The watched objects.
     pub(in crate::agent) facts: SharedFacts,
     /// The account for requests to the API server.
-    pub(in crate::agent) account: Arc<ServiceAccount>,
+    pub(in crate::agent) account: Arc<Api>,
     /// The metrics of calls and requests.
     pub(in crate::agent) metrics: Metrics,
     /// The running containers, if the agent excludes containers.
@@ -237,7 +237,7 @@ impl Answers {
     ) -> Result<T, Error> {
         let result = if fallback.is_some() {
             let deadline = deadline.min(Instant::now() + FIRST_TIMEOUT);
-            self.ask_through(ServiceAccount::source_once, deadline, request).await
+            self.ask_through(Api::once, deadline, request).await
         } else {
             self.ask(deadline, request).await
         };
@@ -256,13 +256,13 @@ impl Answers {
         deadline: Instant,
         request: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        self.ask_through(ServiceAccount::source, deadline, request).await
+        self.ask_through(|api| api, deadline, request).await
     }
 
     /// Sends a request to the API server from another thread, which may block.
     async fn ask_through<T: Send + 'static>(
         &self,
-        source: fn(&ServiceAccount, Duration) -> Box<dyn Cluster>,
+        settings: fn(Api) -> Api,
         deadline: Instant,
         request: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
@@ -271,7 +271,7 @@ impl Answers {
         let answer = spawn_blocking(move || {
             // The task may have waited for a free thread.
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() { Err(timed_out()) } else { request(&*source(&account, left)) }
+            if left.is_zero() { Err(timed_out()) } else { request(&settings(account.within(left))) }
         });
         match timeout_at(deadline + MARGIN / 2, answer).await {
             Ok(answer) => answer.map_err(|error| no_answer(error.to_string()))?,

@@ -5,7 +5,7 @@ use super::cache::{Cache, CacheEvent, SharedFacts};
 use super::objects::WatchedKind;
 use crate::agent::metrics::Metrics;
 use crate::backoff::Backoff;
-use crate::cluster::{Collection, Failure, ServiceAccount};
+use crate::cluster::{Api, Collection, Failure};
 use crate::printable::without_tokens;
 use kube::api::WatchEvent;
 use std::collections::BTreeMap;
@@ -23,13 +23,13 @@ impl SharedFacts {
     /// Watches the pods of the node, all namespaces and, if requested, all definitions, until the future is dropped.
     pub(in crate::agent) async fn watch(
         &self,
-        account: &ServiceAccount,
+        account: &Api,
         node: &str,
         with_definitions: bool,
         states: &SyncStates,
         metrics: &Metrics,
     ) {
-        let of_node = Some(format!("spec.nodeName={node}"));
+        let of_node = Some(("spec.nodeName", node));
         let definitions = async {
             if with_definitions {
                 watch(self.definitions(), account, None, states, metrics).await;
@@ -45,12 +45,12 @@ impl SharedFacts {
 
 async fn watch<T: WatchedKind>(
     cache: &Cache<T>,
-    account: &ServiceAccount,
-    fields: Option<String>,
+    account: &Api,
+    field: Option<(&'static str, &str)>,
     states: &SyncStates,
     metrics: &Metrics,
 ) {
-    let collection = Collection { kind: T::KIND, namespace: None, fields, metadata_only: T::METADATA_ONLY };
+    let collection = Collection { metadata_only: T::METADATA_ONLY, ..Collection::new(T::KIND, None, field) };
     let state = states.start((T::PLURAL, T::METRICS_KIND), metrics);
     let (mut failures, mut is_first) = (Failures::new(cache, &state), true);
     loop {
@@ -88,7 +88,7 @@ async fn watch<T: WatchedKind>(
 /// from the server's cache, which may be older than what was watched before.
 async fn list<T: WatchedKind>(
     cache: &Cache<T>,
-    (account, collection): (&ServiceAccount, &Collection),
+    (account, collection): (&Api, &Collection),
     from_cache: bool,
     metrics: &Metrics,
 ) -> Result<String, Failure> {
@@ -104,7 +104,7 @@ async fn list<T: WatchedKind>(
 /// Applies the events of one watch, and updates the version at which the next one continues.
 async fn follow<T: WatchedKind>(
     cache: &Cache<T>,
-    (account, collection): (&ServiceAccount, &Collection),
+    (account, collection): (&Api, &Collection),
     version: &mut String,
     state: &SyncState<'_>,
     metrics: &Metrics,

@@ -7,7 +7,7 @@ use super::suspicion::{Cause, Suspicion, diagnose, is_called, suspect};
 use super::texts;
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::Installed;
-use crate::cluster::{DefinitionQuery, Event, Lookup, ObjectRef};
+use crate::cluster::{DefinitionQuery, Definitions, Event, Lookup, ObjectRef};
 use crate::cni::{Code, Error, NetConf};
 use crate::firewall::Rejected;
 use crate::netns::find::{self, FoundNetns};
@@ -381,7 +381,7 @@ impl Pass {
         let has_failed = definitions.values().any(Option::is_none);
         let look_up = || {
             let query = DefinitionQuery { object: object.clone(), awaited: false };
-            let found = self.tools.account.source_once(DEFINITION_TIMEOUT).definitions(&[query]);
+            let found = self.tools.account.within(DEFINITION_TIMEOUT).once().definitions(&[query]);
             found.inspect_err(|error| tracing::debug!("{error}")).ok()?.into_iter().next()
         };
         definitions.entry(object.clone()).or_insert_with(|| if has_failed { None } else { look_up() }).clone()

@@ -9,7 +9,7 @@ use crate::agent::facts::ObservedPod;
 use crate::agent::install::{Installed, NodeFiles};
 use crate::agent::metrics::Metrics;
 use crate::agent::pod_reports::PodReports;
-use crate::cluster::ServiceAccount;
+use crate::cluster::Api;
 use crate::cluster::agent::{MAX_FINDINGS, PodFinding, PoliciesReport};
 use crate::host_path::{HostPath, HostRoot};
 use crate::plugin::running::{self, Sandboxes};
@@ -78,13 +78,7 @@ pub struct PodReconciler {
 impl PodReconciler {
     /// Creates a reconciler that has not checked any pod and does not lead.
     #[must_use]
-    pub fn new(
-        settings: PodSettings,
-        node: NodeFiles,
-        account: ServiceAccount,
-        reports: PodReports,
-        metrics: Metrics,
-    ) -> Self {
+    pub fn new(settings: PodSettings, node: NodeFiles, account: Api, reports: PodReports, metrics: Metrics) -> Self {
         let (deletions, sandbox) = (Mutex::default(), Mutex::default());
         let tools = Tools { settings, node, account, reports, metrics, deletions, sandbox };
         Self {

@@ -4,7 +4,7 @@ use super::settings::RepairMode;
 use super::suspicion::{Cause, Suspicion};
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::Installed;
-use crate::cluster::ServiceAccount;
+use crate::cluster::Api;
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, OutsideBounds, Request};
 use crate::netns::find::FoundNetns;
 use crate::plugin;
@@ -112,7 +112,7 @@ impl RepairCase<'_> {
     ///
     /// # Errors
     /// The pod must not be deleted, or the request fails.
-    pub(super) fn delete(&self, account: &ServiceAccount) -> Result<RepairOutcome, Error> {
+    pub(super) fn delete(&self, account: &Api) -> Result<RepairOutcome, Error> {
         if let Some(obstacle) = self.obstacle_to_deletion() {
             return Err(Error::new(Code::InvalidConfig, obstacle));
         }

@@ -4,7 +4,7 @@ use super::limits::DeletionLimit;
 use crate::agent::install::NodeFiles;
 use crate::agent::metrics::Metrics;
 use crate::agent::pod_reports::PodReports;
-use crate::cluster::ServiceAccount;
+use crate::cluster::Api;
 use clap::ValueEnum;
 use std::sync::Mutex;
 
@@ -55,7 +55,7 @@ pub(super) struct Tools {
     /// The node on which the plugin is installed.
     pub(super) node: NodeFiles,
     /// The account that changes pods.
-    pub(super) account: ServiceAccount,
+    pub(super) account: Api,
     /// The Events of pods.
     pub(super) reports: PodReports,
     pub(super) metrics: Metrics,

@@ -10,7 +10,7 @@ use detour_cni::agent::install::{
     ConfigurationTarget, DesiredState, Digest, EntrySettings, HostPath, NodeFiles, OWN_LIST, PROGRAM, Platform,
     kubeconfig, server_url, state_path,
 };
-use detour_cni::cluster::{KubeconfigSummary, ServiceAccount};
+use detour_cni::cluster::{Api, KubeconfigSummary};
 use detour_cni::cni::{
     GROUP_FILE, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf, RuleFormat, is_identifier,
 };
@@ -393,13 +393,13 @@ impl InstallOptions {
     }
 
     /// Returns the service account for this process's own API requests; `purpose` is for the error message.
-    pub(in crate::cli) fn account_for(&self, purpose: &str) -> Result<ServiceAccount> {
+    pub(in crate::cli) fn account_for(&self, purpose: &str) -> Result<Api> {
         let server = self.server().with_context(|| {
             let instead =
                 if self.kubeconfig.is_some() { " and --service-account DIR in place of --kubeconfig" } else { "" };
             format!("{purpose}: unknown API server; outside of a pod, add --api-server URL{instead}")
         })?;
-        Ok(ServiceAccount::new(server, self.service_account.clone()))
+        Ok(Api::of_account(server, self.service_account.clone()))
     }
 
     fn kubeconfig_text(&self, server: &str, token: &dyn Fn() -> Result<String>) -> Result<String> {

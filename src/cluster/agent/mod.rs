@@ -51,11 +51,10 @@ pub fn tell(socket: &Path, called: CallReport) {
 /// # Errors
 /// The agent does not answer within `timeout`, or an earlier version does not know the request.
 pub fn excluded_containers(socket: &Path, sandbox_id: &str, timeout: Duration) -> Result<ContainersStatus, String> {
-    let ask = RequestKind::Containers { container: sandbox_id.to_owned() };
-    ask_for(socket, ask, timeout, |answer| match answer {
-        AgentAnswer::Containers(status) => Some(status),
-        _ => None,
-    })
+    match ask(socket, RequestKind::Containers { container: sandbox_id.to_owned() }, timeout)? {
+        AgentAnswer::Containers(status) => Ok(status),
+        _ => Err(OTHER.to_owned()),
+    }
 }
 
 /// Returns how many pods of the node have the rules of their policies, as the agent behind `socket` knows them.
@@ -63,10 +62,10 @@ pub fn excluded_containers(socket: &Path, sandbox_id: &str, timeout: Duration) -
 /// # Errors
 /// The agent does not answer within `timeout`, or an earlier version does not know the request.
 pub fn pod_policies(socket: &Path, timeout: Duration) -> Result<PoliciesReport, String> {
-    ask_for(socket, RequestKind::Policies, timeout, |answer| match answer {
-        AgentAnswer::Policies(report) => Some(report),
-        _ => None,
-    })
+    match ask(socket, RequestKind::Policies, timeout)? {
+        AgentAnswer::Policies(report) => Ok(report),
+        _ => Err(OTHER.to_owned()),
+    }
 }
 
 /// Returns which watches of the agent behind `socket` have not been synchronized for a while, each with its cause.
@@ -74,26 +73,15 @@ pub fn pod_policies(socket: &Path, timeout: Duration) -> Result<PoliciesReport, 
 /// # Errors
 /// The agent does not answer within `timeout`, or an earlier version does not know the request.
 pub fn broken_watches(socket: &Path, timeout: Duration) -> Result<Vec<String>, String> {
-    ask_for(socket, RequestKind::Watches, timeout, |answer| match answer {
-        AgentAnswer::Watches { broken } => Some(broken),
-        _ => None,
-    })
+    match ask(socket, RequestKind::Watches, timeout)? {
+        AgentAnswer::Watches { broken } => Ok(broken),
+        _ => Err(OTHER.to_owned()),
+    }
 }
 
-/// Sends a request without a fallback to the agent behind `socket`. Returns what `read` takes from the answer.
-fn ask_for<T>(
-    socket: &Path,
-    ask: RequestKind,
-    timeout: Duration,
-    read: impl FnOnce(AgentAnswer) -> Option<T>,
-) -> Result<T, String> {
-    let wait_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-    let request = AgentRequest { wait_ms, from_memory: false, ask };
-    match exchange(socket, &request, Instant::now() + timeout) {
-        Ok(AgentAnswer::Failed { msg, .. }) => Err(format!("the agent failed: {msg}")),
-        Ok(answer) => read(answer).ok_or_else(|| "the agent's version does not support the request".to_owned()),
-        Err(NoAnswer { why, .. }) => Err(why),
-    }
+/// Sends a request without a fallback to the agent behind `socket`.
+fn ask(socket: &Path, ask: RequestKind, timeout: Duration) -> Result<AgentAnswer, String> {
+    exchange(socket, ask, false, timeout).map_err(|no_answer| no_answer.to_string())
 }
 
 /// The agent behind a socket, with the API as fallback.
@@ -104,13 +92,13 @@ pub(super) struct AgentClient {
     timeout: Duration,
     /// Whether only what the agent has in memory is requested.
     from_memory: bool,
-    /// Why the agent failed in this call; it gets no further requests.
-    agent_error: RefCell<Option<NoAnswer>>,
+    /// Why the agent did not answer in this call; it gets no further requests.
+    silence: RefCell<Option<NoAnswer>>,
 }
 
 impl AgentClient {
     pub(super) fn new(socket: PathBuf, api: Option<Api>, timeout: Duration) -> Self {
-        Self { socket, api, timeout, from_memory: false, agent_error: RefCell::new(None) }
+        Self { socket, api, timeout, from_memory: false, silence: RefCell::new(None) }
     }
 
     /// Returns the agent's memory as a source, which answers at once or not at all.
@@ -130,72 +118,46 @@ impl AgentClient {
         let timeout = timeout.min(self.timeout);
         let deadline = Deadline::after(timeout);
         let agent_timeout = if self.api.is_some() { (timeout / 2).min(MAX_AGENT_TIMEOUT) } else { timeout };
-        let mut accepted = true;
-        let why = match self.ask_agent(ask, agent_timeout) {
-            Ok(AgentAnswer::Failed { code, msg, details, names_pod }) => {
-                let msg = if msg.is_empty() { "the agent failed without a message".to_owned() } else { msg };
-                let error = Error::new(Code::from_number(code).unwrap_or(Code::TryAgain), msg).with_details(details);
-                let error = Error { names_pod, ..error };
-                if protocol::is_final(code) || self.api.is_none() {
-                    return Err(error);
-                }
-                format!("the agent failed: {error}")
+        let answer = self.ask_agent(ask, agent_timeout);
+        let no_answer = match answer.and_then(|answer| read(answer).ok_or(NoAnswer::Other)) {
+            Ok(value) => {
+                tracing::debug!(facts = "agent", "answered by the agent");
+                return Ok(value);
             }
-            Ok(AgentAnswer::Unknown) => "the agent's version does not support the request".to_owned(),
-            Ok(answer) => match read(answer) {
-                Some(value) => {
-                    tracing::debug!(facts = "agent", "answered by the agent");
-                    return Ok(value);
-                }
-                None => "the agent answered another request".to_owned(),
-            },
-            Err(no_answer) => {
-                accepted = no_answer.accepted;
-                no_answer.why
-            }
+            Err(NoAnswer::Failed(error)) if error.code == Code::PodUnknown || self.api.is_none() => return Err(error),
+            Err(no_answer) => no_answer,
         };
-        match &self.api {
-            Some(api) => {
-                tracing::debug!(facts = "api", why, "asking the API server instead of the agent");
-                let deadline = if accepted { deadline.of_connected() } else { deadline };
-                fallback(&api.by(deadline)).map_err(|error| self.with_agent(error, &why))
-            }
-            None => Err(self.no_facts(&why)),
-        }
+        let (socket, why) = (self.socket.display(), no_answer.to_string());
+        let Some(api) = &self.api else {
+            let msg = format!(
+                "kubernetes.agent_socket {socket}: no facts from the agent; check that the agent's pod \
+                 (detour-agent-…) runs on this node, or set kubernetes.kubeconfig as fallback"
+            );
+            return Err(Error::new(Code::TryAgain, msg).with_details(why));
+        };
+        tracing::debug!(facts = "api", why, "asking the API server instead of the agent");
+        let is_connected = !matches!(no_answer, NoAnswer::NotConnected(_));
+        fallback(&api.by(if is_connected { deadline.of_connected() } else { deadline })).map_err(|error| {
+            let separator = if error.details.is_empty() { "" } else { "; " };
+            let details = format!("{}{separator}agent_socket {socket}: {why}", error.details);
+            error.with_details(details)
+        })
     }
 
     /// Returns the agent's answer, or the reason for its absence.
     fn ask_agent(&self, ask: RequestKind, timeout: Duration) -> Result<AgentAnswer, NoAnswer> {
-        if let Some(error) = &*self.agent_error.borrow() {
-            return Err(error.clone());
+        if let Some(silence) = &*self.silence.borrow() {
+            return Err(silence.clone());
         }
-        let wait_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        let request = AgentRequest { wait_ms, from_memory: self.from_memory, ask };
-        exchange(&self.socket, &request, Instant::now() + timeout).inspect_err(|error| {
-            let (socket, why) = (self.socket.display(), &error.why);
-            if error.accepted {
-                tracing::warn!(%socket, why, "the agent does not answer");
-            } else {
-                tracing::info!(%socket, why, "no agent answers");
+        exchange(&self.socket, ask, self.from_memory, timeout).inspect_err(|error| {
+            let (socket, why) = (self.socket.display(), error.to_string());
+            match error {
+                NoAnswer::NotConnected(_) => tracing::info!(%socket, why, "no agent answers"),
+                NoAnswer::Silent(_) => tracing::warn!(%socket, why, "the agent does not answer"),
+                NoAnswer::Failed(_) | NoAnswer::Other => return,
             }
-            *self.agent_error.borrow_mut() = Some(error.clone());
+            *self.silence.borrow_mut() = Some(error.clone());
         })
-    }
-
-    /// Adds the reason why the agent gave no answer to an error of the fallback.
-    fn with_agent(&self, error: Error, why: &str) -> Error {
-        let separator = if error.details.is_empty() { "" } else { "; " };
-        let details = format!("{}{separator}agent_socket {}: {why}", error.details, self.socket.display());
-        error.with_details(details)
-    }
-
-    fn no_facts(&self, why: &str) -> Error {
-        let socket = self.socket.display();
-        let msg = format!(
-            "kubernetes.agent_socket {socket}: no facts from the agent; check that the agent's pod (detour-agent-…) \
-             runs on this node, or set kubernetes.kubeconfig as fallback"
-        );
-        Error::new(Code::TryAgain, msg).with_details(why)
     }
 }
 
@@ -251,13 +213,12 @@ impl Definitions for AgentClient {
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
         let read = |answer| match answer {
-            AgentAnswer::Namespaces { names } => Some(names),
+            AgentAnswer::Namespaces { names } => Some(Some(names)),
             _ => None,
         };
         let ask = RequestKind::NamespacesWithDefinition { name: name.to_owned() };
-        let unknown = || Error::new(Code::TryAgain, "namespaces unknown");
-        let list = |api: &Api| api.namespaces_with_definition(name).ok_or_else(unknown);
-        self.request(ask, WRITE_TIMEOUT, read, list).inspect_err(|error| tracing::debug!("{error}")).ok()
+        let names = self.request(ask, WRITE_TIMEOUT, read, |api| Ok(api.namespaces_with_definition(name)));
+        names.inspect_err(|error| tracing::debug!("{error}")).ok()?
     }
 }
 
@@ -273,62 +234,75 @@ fn read_done(answer: AgentAnswer) -> Option<()> {
     matches!(answer, AgentAnswer::Done).then_some(())
 }
 
-/// Why there is no answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct NoAnswer {
-    /// Whether a process of root has accepted the connection.
-    accepted: bool,
-    why: String,
+/// Why the agent does not answer what was requested.
+#[derive(Debug, Clone, thiserror::Error)]
+enum NoAnswer {
+    /// No process of root accepts a connection.
+    #[error("{0}")]
+    NotConnected(String),
+    /// No answer, or one that can't be read.
+    #[error("{0}")]
+    Silent(String),
+    /// The request failed.
+    #[error("the agent failed: {0}")]
+    Failed(Error),
+    /// An answer of another kind.
+    #[error("{OTHER}")]
+    Other,
 }
 
-impl NoAnswer {
-    fn not_connected(why: impl Into<String>) -> Self {
-        Self { accepted: false, why: why.into() }
-    }
-}
+/// What agents of earlier versions answer, and agents that are mistaken.
+const OTHER: &str = "the agent answered another request, or its version does not support this one";
 
-/// Sends a request and waits for the answer until `deadline`.
-fn exchange(path: &Path, request: &AgentRequest, deadline: Instant) -> Result<AgentAnswer, NoAnswer> {
-    let hello_deadline = deadline.min(Instant::now() + HELLO_TIMEOUT);
-    let mut stream = DeadlineStream { stream: open(path)?, deadline: hello_deadline };
-    let failed = |what: &str, error: &io::Error| NoAnswer { accepted: true, why: format!("{what}: {}", cause(error)) };
+/// Sends a request and waits for the answer.
+fn exchange(path: &Path, ask: RequestKind, from_memory: bool, timeout: Duration) -> Result<AgentAnswer, NoAnswer> {
+    let deadline = Instant::now() + timeout;
+    let wait_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+    let mut stream = DeadlineStream { stream: open(path)?, deadline: deadline.min(Instant::now() + HELLO_TIMEOUT) };
+    let failed = |what: &str, error: &io::Error| NoAnswer::Silent(format!("{what}: {}", cause(error)));
     stream.stream.set_nonblocking(false).map_err(|error| failed("request not sent", &error))?;
-    stream.write_all(&line(request)).map_err(|error| failed("request not sent", &error))?;
+    let request = line(&AgentRequest { wait_ms, from_memory, ask });
+    stream.write_all(&request).map_err(|error| failed("request not sent", &error))?;
     let mut lines = BufReader::new(stream);
     let hello: Hello = read(&mut lines).map_err(|error| failed("no greeting", &error))?;
     if hello.facts < FACTS {
         let version = hello.version;
-        let why = format!("the agent has an earlier version ({version}) with fewer facts");
-        return Err(NoAnswer { accepted: true, why });
+        return Err(NoAnswer::Silent(format!("the agent has an earlier version ({version}) with fewer facts")));
     }
     lines.get_mut().deadline = deadline;
-    read(&mut lines).map_err(|error| failed("no answer", &error))
+    match read(&mut lines).map_err(|error| failed("no answer", &error))? {
+        AgentAnswer::Failed { code, msg, details, names_pod } => {
+            let error = Error::new(Code::from_number(code).unwrap_or(Code::TryAgain), msg).with_details(details);
+            Err(NoAnswer::Failed(Error { names_pod, ..error }))
+        }
+        answer => Ok(answer),
+    }
 }
 
 /// Sends a request without waiting.
 fn send_report(path: &Path, request: &AgentRequest) -> Result<(), NoAnswer> {
     let mut stream = open(path)?;
-    stream.write_all(&line(request)).map_err(|error| NoAnswer::not_connected(error.to_string()))
+    stream.write_all(&line(request)).map_err(|error| NoAnswer::NotConnected(error.to_string()))
 }
 
 /// Connects to a listener that belongs to root. No operation on the stream waits.
 fn open(path: &Path) -> Result<UnixStream, NoAnswer> {
-    let failed = |errno: Errno| NoAnswer::not_connected(errno.desc().to_lowercase());
+    let failed = |errno: Errno| NoAnswer::NotConnected(errno.desc().to_lowercase());
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let address = UnixAddr::new(path).map_err(failed)?;
     let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None).map_err(failed)?;
     // A blocking connect to a listener that no longer accepts would never return (unix(7)).
     connect(socket.as_raw_fd(), &address).map_err(|errno| match errno {
-        Errno::EAGAIN => NoAnswer::not_connected("the agent's connection queue is full"),
+        Errno::EAGAIN => NoAnswer::NotConnected("the agent's connection queue is full".to_owned()),
         Errno::ENOENT | Errno::ECONNREFUSED => {
-            NoAnswer::not_connected(format!("no agent listens on the socket: {}", errno.desc().to_lowercase()))
+            NoAnswer::NotConnected(format!("no agent listens on the socket: {}", errno.desc().to_lowercase()))
         }
         other => failed(other),
     })?;
     let owner = getsockopt(&socket, PeerCredentials).map_err(failed)?.uid();
     if owner != 0 {
         let why = format!("expected root as listener on the socket, got UID {owner}; remove the socket");
-        return Err(NoAnswer::not_connected(why));
+        return Err(NoAnswer::NotConnected(why));
     }
     Ok(socket.into())
 }

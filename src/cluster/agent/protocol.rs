@@ -2,11 +2,11 @@
 //! [`AgentRequest`], the agent an [`AgentAnswer`]; each is a line of JSON.
 //!
 //! An upgrade replaces plugin and agent one after the other, so each must understand earlier and later versions of the
-//! other: unknown fields are ignored, missing fields have defaults, and a request of an unknown kind gets the answer
+//! other: unknown fields are ignored, later ones have defaults, and a request of an unknown kind gets the answer
 //! [`AgentAnswer::Unknown`]. For facts without a sensible default there is the number [`FACTS`].
 
 use crate::cluster::resources::{DefinitionQuery, Event, Lookup};
-use crate::cni::{Code, Error};
+use crate::cni::Error;
 use crate::pod::{Namespace, Pod, PodRef};
 use crate::policy::ContainerScope;
 use serde::{Deserialize, Serialize};
@@ -58,40 +58,32 @@ pub enum RequestKind {
     /// [`crate::cluster::Cluster::facts`].
     Facts {
         /// The pod.
-        #[serde(default)]
         pod: PodRef,
         /// Whether to return the namespace too.
-        #[serde(default)]
         with_namespace: bool,
     },
     /// [`crate::cluster::Cluster::namespace`].
     Namespace {
         /// The pod.
-        #[serde(default)]
         pod: PodRef,
     },
     /// [`crate::cluster::Cluster::definitions`].
     Definitions {
         /// The definitions to look up.
-        #[serde(default)]
         wanted: Vec<DefinitionQuery>,
     },
     /// [`crate::cluster::Cluster::namespaces_with_definition`].
     NamespacesWithDefinition {
         /// The definition's name.
-        #[serde(default)]
         name: String,
     },
     /// [`crate::cluster::Cluster::report`].
     Report {
         /// The pod: namespace, name and UID.
-        #[serde(default)]
         pod: PodRef,
         /// The network status to set.
-        #[serde(default)]
         status: Option<String>,
         /// The Events to record.
-        #[serde(default)]
         events: Vec<Event>,
     },
     /// [`crate::cluster::Cluster::probe`].
@@ -99,7 +91,6 @@ pub enum RequestKind {
     /// [`super::excluded_containers`].
     Containers {
         /// The ID of the pod sandbox (`CNI_CONTAINERID`).
-        #[serde(default)]
         container: String,
     },
     /// [`super::pod_policies`].
@@ -212,28 +203,23 @@ pub enum AgentAnswer {
     /// To [`RequestKind::Facts`].
     Facts {
         /// The pod.
-        #[serde(default)]
         pod: Box<Pod>,
         /// Its namespace, if requested.
-        #[serde(default)]
         namespace: Option<Namespace>,
     },
     /// To [`RequestKind::Namespace`].
     Namespace {
         /// The namespace.
-        #[serde(default)]
         namespace: Namespace,
     },
     /// To [`RequestKind::Definitions`].
     Definitions {
         /// The results in the order of the request.
-        #[serde(default)]
         found: Vec<Lookup>,
     },
     /// To [`RequestKind::NamespacesWithDefinition`].
     Namespaces {
         /// The namespaces, sorted.
-        #[serde(default)]
         names: Vec<String>,
     },
     /// To [`RequestKind::Containers`].
@@ -243,18 +229,15 @@ pub enum AgentAnswer {
     /// To [`RequestKind::Watches`].
     Watches {
         /// The watches that have not been synchronized for a while, each with its cause; none if all are.
-        #[serde(default)]
         broken: Vec<String>,
     },
     /// To [`RequestKind::Report`] and [`RequestKind::Probe`]: success.
     Done,
     /// The request failed.
     Failed {
-        /// The number of a [`Code`].
-        #[serde(default)]
+        /// The number of a [`Code`](crate::cni::Code).
         code: u32,
         /// The error message.
-        #[serde(default)]
         msg: String,
         /// The error's details; may be empty.
         #[serde(default)]
@@ -277,15 +260,11 @@ impl From<Error> for AgentAnswer {
     }
 }
 
-/// Whether a failure is final, so that the fallback is not asked: the pod does not exist in the cluster.
-pub(super) fn is_final(code: u32) -> bool {
-    code == Code::PodUnknown.number()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cluster::resources::{Definition, ObjectRef};
+    use crate::cni::Code;
     use crate::pod::Container;
     use serde_json::{Value, from_value, json, to_value};
 
@@ -379,7 +358,7 @@ mod tests {
         assert_eq!(read(json!({})).ask, RequestKind::Unknown);
         let facts = RequestKind::Facts { pod: PodRef { name: "p".into(), ..PodRef::default() }, with_namespace: false };
         assert_eq!(
-            read(json!({"new": 1, "ask": {"about": "facts", "pod": {"name": "p", "new": {}}, "new": []}})).ask,
+            read(json!({"new": 1, "ask": {"about": "facts", "pod": {"name": "p", "new": {}}, "with_namespace": false, "new": []}})).ask,
             facts
         );
         let answer = |value: Value| from_value::<AgentAnswer>(value).expect("readable");

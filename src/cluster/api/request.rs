@@ -2,22 +2,17 @@
 //! the next step.
 
 use super::failure::{Failure, tls_step};
-use super::retry::Exhausted;
-use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Permission};
+use crate::cluster::resources::Event;
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::Pod;
 use crate::pod::well_known::NETWORK_STATUS;
 use crate::printable::{cut, line};
 use hyper::Request;
-use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{
-    DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request as Builder,
-};
+use kube::api::{GetParams, ListParams, Patch, PatchParams, PostParams, Request as Builder};
 use serde_json::{Value, json};
 use std::fmt::Display;
 use std::path::Path;
-use std::time::Duration;
 
 /// A kind of objects, as the API names it.
 #[derive(Debug, Clone, Copy)]
@@ -40,8 +35,8 @@ impl Kind {
     pub(super) const EVENT: Self = Self::core("event", "events");
     pub(super) const DAEMON_SET: Self = Self { name: "DaemonSet", group: "apps", plural: "daemonsets" };
     pub(super) const NODE: Self = Self::core("node", "nodes");
-    const SERVICE_ACCOUNT: Self = Self::core("ServiceAccount", "serviceaccounts");
-    const ACCESS_REVIEW: Self =
+    pub(super) const SERVICE_ACCOUNT: Self = Self::core("ServiceAccount", "serviceaccounts");
+    pub(super) const ACCESS_REVIEW: Self =
         Self { name: "the permission to", group: "authorization.k8s.io", plural: "selfsubjectaccessreviews" };
 
     const fn core(name: &'static str, plural: &'static str) -> Self {
@@ -61,9 +56,35 @@ impl Kind {
     }
 }
 
+/// The objects of one kind, or some of them.
+pub(crate) struct Collection {
+    /// The kind.
+    pub(crate) kind: Kind,
+    /// The namespace; `None` for all.
+    pub(crate) namespace: Option<String>,
+    /// Selects the objects with this value of a field; `None` for all.
+    pub(crate) field: Option<(&'static str, String)>,
+    /// Whether the server sends only `metadata` of each object.
+    pub(crate) metadata_only: bool,
+}
+
+impl Collection {
+    /// Returns the objects of a kind, all or those with a value of a field.
+    pub(crate) fn new(kind: Kind, namespace: Option<&str>, field: Option<(&'static str, &str)>) -> Self {
+        let field = field.map(|(name, value)| (name, value.to_owned()));
+        Self { kind, namespace: namespace.map(str::to_owned), field, metadata_only: false }
+    }
+
+    /// Returns a builder of requests, and the selector of the objects.
+    pub(super) fn requests(&self) -> (Builder, Option<String>) {
+        let selector = self.field.as_ref().map(|(name, value)| format!("{name}={value}"));
+        (self.kind.requests(self.namespace.as_deref()), selector)
+    }
+}
+
 /// The object of a request: its kind, its namespace unless it is cluster-scoped, and its name.
 #[derive(Debug, Clone, Copy)]
-struct Target<'a>(Kind, Option<&'a str>, &'a str);
+pub(super) struct Target<'a>(pub(super) Kind, pub(super) Option<&'a str>, pub(super) &'a str);
 
 /// A request to the API, and the texts for errors about it.
 #[derive(Debug, Clone)]
@@ -71,11 +92,9 @@ pub(super) struct ApiRequest {
     /// What is sent.
     pub(super) http: Request<Vec<u8>>,
     /// The object, for messages: kind and name.
-    pub(super) subject: String,
+    subject: String,
     /// The permission that the request needs, as `kubectl auth can-i` spells it.
-    pub(super) permission: String,
-    /// The command that shows whether the object exists.
-    pub(super) kubectl: String,
+    permission: String,
     /// The name that an answer with status 404 must contain to count as "not found".
     pub(super) confirmed_by: Option<String>,
 }
@@ -87,139 +106,53 @@ impl ApiRequest {
     /// Gets an object.
     pub(super) fn get(kind: Kind, namespace: Option<&str>, name: &str) -> Result<Self, Error> {
         let target = Target(kind, namespace, name);
-        Self::new("get", &kind.resource(), target, |objects| objects.get(name, &GetParams::default()))
+        Self::of_object("get", &kind.resource(), target, |objects| objects.get(name, &GetParams::default()))
     }
 
-    /// Sets a pod's network-status annotation. With the pod's UID in the patch, the API answers with a conflict if
-    /// another pod of the same name has replaced it (apimachinery: `metadata.uid` is a precondition of an update).
-    pub(super) fn network_status(Pod { namespace, name, uid, .. }: &Pod, status: &str) -> Result<Self, Error> {
-        let mut metadata = json!({"annotations": {NETWORK_STATUS: status}});
-        if let Some(uid) = uid {
-            metadata["uid"] = json!(uid);
-        }
-        let patch = Patch::Merge(json!({"metadata": metadata}));
-        Self::new("patch", "pods/status", Target(Kind::POD, Some(namespace), name), |pods| {
-            pods.patch_subresource("status", name, &PatchParams::default(), &patch)
-        })
+    /// Lists a collection. `subject` describes it in messages.
+    pub(super) fn list(collection: &Collection, subject: String) -> Result<Self, Error> {
+        let Collection { kind, namespace, field, .. } = collection;
+        check_names(kind.name, namespace.iter().chain(field.iter().map(|(_, value)| value)).map(String::as_str))?;
+        let permission = format!("list {}{}", kind.resource(), in_namespace(namespace.as_deref()));
+        Self::of(collection.requests().0.list(&ListParams::default()), subject, permission)
     }
 
-    /// Replaces the taints of a node that still has its `resource_version`.
-    pub(super) fn taints(NodeTaints { name, resource_version, taints }: &NodeTaints) -> Result<Self, Error> {
-        let patch =
-            Patch::Merge(json!({"metadata": {"resourceVersion": resource_version}, "spec": {"taints": taints}}));
-        Self::new("patch", "nodes", Target(Kind::NODE, None, name), |nodes| {
-            nodes.patch(name, &PatchParams::default(), &patch)
-        })
-    }
-
-    /// Deletes a pod that still has this `resourceVersion`.
-    pub(super) fn deletion(pod: &Pod, resource_version: &str) -> Result<Self, Error> {
-        let preconditions = Preconditions { uid: pod.uid.clone(), resource_version: Some(resource_version.to_owned()) };
-        let params = DeleteParams::default().preconditions(preconditions);
-        Self::new("delete", "pods", Target(Kind::POD, Some(&pod.namespace), &pod.name), |pods| {
-            pods.delete(&pod.name, &params)
-        })
-    }
-
-    /// Creates an Event (k8s.io/api, `core/v1`) about a pod, with the current time.
-    pub(super) fn event(pod: &Pod, event: &Event) -> Result<Self, Error> {
-        let body = event_body(pod, event).to_string();
-        Self::new("create", "events", Target(Kind::POD, Some(&pod.namespace), &pod.name), |_| {
-            Kind::EVENT.requests(Some(&pod.namespace)).create(&PostParams::default(), body.into())
-        })
-    }
-
-    /// Creates a token of a service account (`TokenRequest`, k8s.io/api, `authentication/v1`) for the API itself, bound to
-    /// `node`.
-    pub(super) fn token(account: &ObjectRef, node: Option<&str>, lifetime: Duration) -> Result<Self, Error> {
-        let ObjectRef { namespace, name } = account;
-        let text = |text: &str| Some(text.to_owned());
-        let bound_object_ref = node.map(|node| BoundObjectReference {
-            kind: text("Node"),
-            api_version: text("v1"),
-            name: text(node),
-            uid: None,
-        });
-        let expiration_seconds = i64::try_from(lifetime.as_secs()).ok();
-        let spec = TokenRequestSpec { audiences: Vec::new(), bound_object_ref, expiration_seconds };
-        let body = json!(TokenRequest { spec, ..TokenRequest::default() }).to_string();
-        let target = Target(Kind::SERVICE_ACCOUNT, Some(namespace), name);
-        Self::new("create", "serviceaccounts/token", target, |accounts| {
-            accounts.create_subresource("token", name, &PostParams::default(), body.into())
-        })
-    }
-
-    /// Checks a permission of the client (`SelfSubjectAccessReview`, k8s.io/api, `authorization/v1`).
-    pub(super) fn access_review(permission: &Permission) -> Result<Self, Error> {
-        let Permission { verb, group, resource, subresource, namespace } = permission;
-        let attributes = json!({
-            "verb": verb, "group": group, "resource": resource, "subresource": subresource, "namespace": namespace,
-        });
-        let spec = json!({"resourceAttributes": attributes});
-        let body = json!({
-            "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": spec,
-        });
-        let http = Kind::ACCESS_REVIEW.requests(None).create(&PostParams::default(), body.to_string().into());
-        Self::of(http, format!("the permission to {permission}"), "create", &Kind::ACCESS_REVIEW.resource(), "version")
-    }
-
-    /// Gets the server's version.
-    pub(super) fn version() -> Result<Self, Error> {
-        let http = Builder::new("/version").list(&ListParams::default());
-        Self::of(http, "the API server".to_owned(), "get", "/version", "version")
-    }
-
-    /// Lists the objects of a kind. `subject` describes them in messages.
-    pub(super) fn list(kind: Kind, namespace: Option<&str>, subject: String) -> Result<Self, Error> {
-        let http = kind.requests(namespace).list(&ListParams::default());
-        let resource = format!("{}{}", kind.resource(), in_namespace(namespace));
-        Self::of(http, subject, "list", &resource, &format!("get {}", kind.plural))
-    }
-
-    /// Returns a request about an object. `resource` is that of the permission.
-    fn new<E: Display>(
+    /// Returns a request about an object. It needs the permission for `verb` and `resource`.
+    pub(super) fn of_object<E: Display>(
         verb: &str,
         resource: &str,
         Target(kind, namespace, name): Target<'_>,
         build: impl FnOnce(Builder) -> Result<Request<Vec<u8>>, E>,
     ) -> Result<Self, Error> {
         check_names(kind.name, namespace.into_iter().chain([name]))?;
-        let subject = namespace
-            .map_or_else(|| format!("{} {name}", kind.name), |namespace| format!("{} {namespace}/{name}", kind.name));
-        let of_namespace = namespace.map(|namespace| format!("-n {namespace} ")).unwrap_or_default();
-        let kubectl = format!("get {} {of_namespace}{name}", kind.plural.trim_end_matches('s'));
-        let resource = format!("{resource}{}", in_namespace(namespace));
-        Self::of(build(kind.requests(namespace)), subject, verb, &resource, &kubectl)
+        let path = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
+        let permission = format!("{verb} {resource}{}", in_namespace(namespace));
+        Self::of(build(kind.requests(namespace)), format!("{} {path}{name}", kind.name), permission)
     }
 
-    fn of(
+    /// Returns a request with the texts for errors about it.
+    pub(super) fn of(
         http: Result<Request<Vec<u8>>, impl Display>,
         subject: String,
-        verb: &str,
-        resource: &str,
-        kubectl: &str,
+        permission: String,
     ) -> Result<Self, Error> {
         let http = http.map_err(|error| Error::new(Code::Internal, format!("{subject}: invalid request: {error}")))?;
-        let (permission, kubectl) = (format!("{verb} {resource}"), format!("kubectl {kubectl}"));
-        Ok(Self { http, subject, permission, kubectl, confirmed_by: None })
+        Ok(Self { http, subject, permission, confirmed_by: None })
     }
 
     /// Returns the error for the last failure of a request: `OBJECT: REQUEST (kubeconfig FILE): CAUSE; NEXT STEP`.
-    pub(super) fn error(&self, server: &str, kubeconfig: &Path, exhausted: Exhausted) -> Error {
-        let Exhausted { last: Failure { status, is_too_large, cause, .. }, attempts, elapsed, retries } = exhausted;
-        let Self { http, subject, permission, kubectl, .. } = self;
+    pub(super) fn error(&self, server: &str, kubeconfig: &Path, last: Failure) -> Error {
+        let Failure { status, is_too_large, cause, effort, .. } = last;
+        let Self { http, subject, permission, .. } = self;
         let kubeconfig = kubeconfig.display();
-        let plural = if attempts == 1 { "" } else { "s" };
-        let effort = format!("in {attempts} attempt{plural} within {:.1} s", elapsed.as_secs_f32());
         let credentials = format!("{status}, the credentials in {kubeconfig}");
         let other = format!("not the response of a Kubernetes API; correct server in {kubeconfig}");
         let (code, what) = match (status, tls_step(&cause)) {
             (0, Some(step)) => (Code::InvalidConfig, step.to_owned()),
             (0, None) if is_too_large => (Code::InvalidConfig, format!("{cause}; {other}")),
-            (0 | 200..=299 | 408 | 429 | 500.., _) if !retries => (Code::TryAgain, "request failed".to_owned()),
             (0 | 200..=299 | 408 | 429 | 500.., _) => {
                 let next = "check that this node can reach the API server";
-                (Code::TryAgain, format!("no usable answer {effort}; {next}"))
+                (Code::TryAgain, format!("no usable answer{effort}; {next}"))
             }
             (401, _) => {
                 (Code::Forbidden, format!("{credentials} are not accepted; check the process that renews this file"))
@@ -232,8 +165,8 @@ impl ApiRequest {
                 (Code::Forbidden, format!("{credentials} lack the permission to {permission}; {next}"))
             }
             (404, _) => {
-                let why = "it was deleted, or the kubeconfig is for another cluster";
-                (Code::PodUnknown, format!("not found {effort}: {why}; see {kubectl}"))
+                let why = "it was deleted, or the kubeconfig is for another cluster; compare with kubectl get";
+                (Code::PodUnknown, format!("not found{effort}: {why}"))
             }
             (409 | 422, _) => {
                 (Code::PodUnknown, format!("{status}, the object was changed or replaced in the meantime"))
@@ -258,10 +191,31 @@ pub(super) fn in_namespace(namespace: Option<&str>) -> String {
 }
 
 /// Checks that names, which become part of a URL, are valid names of objects. `source` is what they name.
-pub(super) fn check_names<'a>(source: &str, names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
+fn check_names<'a>(source: &str, names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
     let Some(name) = names.into_iter().find(|name| !is_dns_subdomain(name)) else { return Ok(()) };
     let expected = "expected lower-case letters, digits, '-' and '.', with a letter or digit at both ends";
     Err(Error::new(Code::Environment, format!("{source}: invalid object name {name:?}; {expected}")))
+}
+
+/// Sets a pod's network-status annotation. With the pod's UID in the patch, the API answers with a conflict if another
+/// pod of the same name has replaced it (apimachinery: `metadata.uid` is a precondition of an update).
+pub(super) fn network_status(Pod { namespace, name, uid, .. }: &Pod, status: &str) -> Result<ApiRequest, Error> {
+    let mut metadata = json!({"annotations": {NETWORK_STATUS: status}});
+    if let Some(uid) = uid {
+        metadata["uid"] = json!(uid);
+    }
+    let patch = Patch::Merge(json!({"metadata": metadata}));
+    ApiRequest::of_object("patch", "pods/status", Target(Kind::POD, Some(namespace), name), |pods| {
+        pods.patch_subresource("status", name, &PatchParams::default(), &patch)
+    })
+}
+
+/// Creates an Event (k8s.io/api, `core/v1`) about a pod, with the current time.
+pub(super) fn event(pod: &Pod, event: &Event) -> Result<ApiRequest, Error> {
+    let body = event_body(pod, event).to_string();
+    ApiRequest::of_object("create", "events", Target(Kind::POD, Some(&pod.namespace), &pod.name), |_| {
+        Kind::EVENT.requests(Some(&pod.namespace)).create(&PostParams::default(), body.into())
+    })
 }
 
 /// The message is escaped because `kubectl describe` prints it to a terminal. The agent's admission policy checks the

@@ -61,31 +61,12 @@ impl Deadline {
 /// The host and the port of a server, or of the proxy in front of it.
 pub(in crate::cluster) type ServerAddress = (String, u16);
 
-/// The failure of the last attempt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Exhausted {
-    /// Why the last attempt failed.
-    pub(super) last: Failure,
-    /// The number of attempts.
-    pub(super) attempts: u32,
-    /// The time that they took, including pauses.
-    pub(super) elapsed: Duration,
-    /// Whether transient failures were retried.
-    pub(super) retries: bool,
-}
-
-impl From<Failure> for Exhausted {
-    fn from(last: Failure) -> Self {
-        Self { last, attempts: 1, elapsed: Duration::ZERO, retries: false }
-    }
-}
-
-/// Runs `attempt` until it succeeds, a retry can't help, or the deadline has passed.
+/// Runs `attempt` until it succeeds, a retry can't help, or the deadline has passed. Returns the last failure.
 pub(super) async fn retry<T>(
     deadline: Deadline,
     server: &ServerAddress,
     attempt: impl AsyncFn() -> Result<T, Failure>,
-) -> Result<T, Exhausted> {
+) -> Result<T, Failure> {
     let (attempts, earlier) = (Cell::new(0), RefCell::new(String::new()));
     let all = async {
         let (mut backoff, mut not_found_until) = (BACKOFF, None);
@@ -117,8 +98,11 @@ pub(super) async fn retry<T>(
             Err(Failure::new(format!("no {what} within {waited:.1} s{}", earlier.borrow())))
         }
     };
-    let (attempts, elapsed) = (attempts.get(), deadline.started.elapsed());
-    result.map_err(|last| Exhausted { last, attempts, elapsed, retries: deadline.retries })
+    result.map_err(|last| {
+        let (attempts, elapsed) = (attempts.get(), deadline.started.elapsed().as_secs_f32());
+        let effort = (attempts > 1).then(|| format!(" in {attempts} attempts within {elapsed:.1} s"));
+        Failure { effort: effort.unwrap_or_default(), ..last }
+    })
 }
 
 /// Waits until the deadline, or until it is clear that the server accepts no connection. Returns what is missing.
@@ -156,9 +140,11 @@ mod tests {
             Err::<(), _>(error.clone())
         };
         let server = ("127.0.0.1".to_owned(), port);
-        let exhausted = runtime.block_on(retry(deadline, &server, attempt)).expect_err("it fails");
-        assert_eq!(exhausted.attempts as usize, times.borrow().len());
-        (times.into_inner(), exhausted.last)
+        let last = runtime.block_on(retry(deadline, &server, attempt)).expect_err("it fails");
+        let attempts = times.borrow().len();
+        let effort = if attempts > 1 { format!(" in {attempts} attempts within ") } else { String::new() };
+        assert!(last.effort.starts_with(&effort), "{last:?}");
+        (times.into_inner(), Failure { effort: String::new(), ..last })
     }
 
     fn transient(cause: &str, seconds: Option<u64>) -> Failure {

@@ -1,9 +1,9 @@
-//! An API server with the credentials of a kubeconfig or a service account, as a source of facts.
+//! An API server with the credentials of a kubeconfig or a service account, and as a source of facts.
 
 use super::failure::Failure;
-use super::request::{ApiRequest, Kind, check_names};
+use super::request::{ApiRequest, Collection, Kind, event, network_status};
 use super::retry::Deadline;
-use super::session::{Collection, Session};
+use super::session::Session;
 use crate::cluster::fact_source::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
 use crate::cluster::kubeconfig::Kubeconfig;
 use crate::cluster::resources::{DefinitionQuery, Event, Lookup};
@@ -13,7 +13,8 @@ use crate::pod::{Facts, Namespace, Pod, PodRef};
 use futures_util::future::{join_all, try_join_all};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -24,28 +25,167 @@ pub(in crate::cluster) const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The timeout of a page of a list that only improves an error message.
 const LIST_TIMEOUT: Duration = Duration::from_secs(2);
-/// The limit for the pages of a list, so that a server can't keep a command busy forever.
-const MAX_PAGES: usize = 1000;
+/// The timeout of other requests, unless [`Api::within`] sets one.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An API server. The files with the credentials are read by the first request.
+/// An API server. The files with the credentials are read by the first request. Clones share the connection, because a
+/// TLS handshake costs more than a request.
 #[derive(Clone)]
-pub(in crate::cluster) struct Api {
-    /// The kubeconfig, or the directory of a service account.
-    pub(super) kubeconfig: PathBuf,
-    /// The mount point of the file system that absolute paths in the kubeconfig refer to.
-    pub(super) root: PathBuf,
-    /// The server for a service account; a kubeconfig contains its server.
-    pub(super) server: Option<String>,
-    /// The timeout for facts, including retries.
-    pub(super) timeout: Duration,
+pub struct Api {
+    credentials: Arc<Credentials>,
+    /// The timeout for facts, including retries, and of each page of a list.
+    timeout: Duration,
     /// The deadline of a lookup that has asked another source before; `None` for one that starts with the request.
-    pub(super) deadline: Option<Deadline>,
-    /// Whether requests for facts are retried after transient errors.
-    pub(super) retries: bool,
-    /// Opened by the first request, because a TLS handshake costs more than a request.
-    pub(super) session: Arc<OnceLock<Session>>,
+    deadline: Option<Deadline>,
+    /// Whether requests are retried after transient errors.
+    retries: bool,
+    /// The node of the pod whose account it is.
+    pub(super) node: Option<String>,
+    /// Opened by the first request.
+    session: Arc<OnceLock<Session>>,
     /// The event loop of a session that lives as long as this process; `None` for one of its own.
-    pub(super) runtime: Option<Handle>,
+    runtime: Option<Handle>,
+}
+
+enum Credentials {
+    /// A kubeconfig, and the mount point of the file system that absolute paths in it refer to.
+    Kubeconfig { root: PathBuf, path: PathBuf },
+    /// The URL of a server, and the directory with `ca.crt` and `token` of a service account.
+    Account { server: String, directory: PathBuf },
+}
+
+impl fmt::Debug for Api {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Api").finish_non_exhaustive()
+    }
+}
+
+impl Api {
+    /// The directory where the kubelet mounts the credentials of a service account.
+    pub const ACCOUNT_DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+    fn new(credentials: Credentials) -> Self {
+        let (credentials, session) = (Arc::new(credentials), Arc::default());
+        Self { credentials, timeout: TIMEOUT, deadline: None, retries: true, node: None, session, runtime: None }
+    }
+
+    /// Returns the server of a kubeconfig. Absolute paths in it refer to the file system that is mounted at `root`.
+    #[must_use]
+    pub fn of_kubeconfig(root: &Path, path: PathBuf) -> Self {
+        Self::new(Credentials::Kubeconfig { root: root.to_owned(), path })
+    }
+
+    /// Returns the server at the URL `server` with the service account whose files `ca.crt` and `token` are in
+    /// `directory`.
+    #[must_use]
+    pub fn of_account(server: String, directory: PathBuf) -> Self {
+        Self::new(Credentials::Account { server, directory })
+    }
+
+    /// Returns the server with the service account of the pod that this process runs in; `None` outside of pods
+    /// (kubernetes.io, "Accessing the Kubernetes API from a Pod").
+    #[must_use]
+    pub fn in_cluster() -> Option<Self> {
+        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
+        let host = if host.contains(':') { format!("[{host}]") } else { host };
+        Some(Self::of_account(format!("https://{host}:{port}"), Self::ACCOUNT_DIRECTORY.into()))
+    }
+
+    /// Sends all requests on `runtime`, which another thread must run. The connection lives as long as the clones, and
+    /// the files of the account are read again when they change.
+    #[must_use]
+    pub fn on(self, runtime: Handle) -> Self {
+        Self { runtime: Some(runtime), ..self }
+    }
+
+    /// Returns the account of a pod on this node: its Events name the node, and the tokens that it requests are bound to it.
+    #[must_use]
+    pub fn on_node(self, node: Option<String>) -> Self {
+        Self { node, ..self }
+    }
+
+    /// Returns the same server with a limit for each lookup of facts, including retries.
+    #[must_use]
+    pub fn within(&self, timeout: Duration) -> Self {
+        Self { timeout, ..self.clone() }
+    }
+
+    /// Returns the same server without retries after transient errors: for callers with another source, and for users,
+    /// who see at once why a request fails and can repeat the command.
+    #[must_use]
+    pub fn once(self) -> Self {
+        Self { retries: false, ..self }
+    }
+
+    /// Returns the server for a lookup that has asked another source before.
+    pub(in crate::cluster) fn by(&self, deadline: Deadline) -> Self {
+        Self { deadline: Some(deadline), ..self.clone() }
+    }
+
+    /// Returns the session, which the first call opens.
+    pub(super) fn session(&self) -> Result<&Session, Error> {
+        if let Some(session) = self.session.get() {
+            return Ok(session);
+        }
+        let (kubeconfig, path) = match &*self.credentials {
+            Credentials::Kubeconfig { root, path } => (Kubeconfig::load(root, path)?, path),
+            Credentials::Account { server, directory } => {
+                (Kubeconfig::of_service_account(server, directory, self.runtime.is_some())?, directory)
+            }
+        };
+        let session = Session::open(kubeconfig, path.clone(), self.runtime.clone())?;
+        Ok(self.session.get_or_init(|| session))
+    }
+
+    /// Returns the deadline of a lookup that starts now.
+    fn deadline(&self) -> Deadline {
+        self.deadline.unwrap_or_else(|| Deadline::after(self.timeout)).with_retries(self.retries)
+    }
+
+    /// Sends a request whose first "not found" is the result, and returns what `accept` takes from the answer.
+    pub(super) fn send<T: DeserializeOwned, U>(
+        &self,
+        request: &ApiRequest,
+        accept: impl Fn(T) -> Result<U, Failure>,
+    ) -> Result<U, Error> {
+        let session = self.session()?;
+        session.run(session.send(request, self.deadline().awaiting(false), accept))
+    }
+
+    /// Sends all requests concurrently and waits for all of them. "Not found" is not retried: the object existed.
+    pub(super) fn write(&self, requests: &[ApiRequest]) -> Result<(), Error> {
+        let (session, deadline) = (self.session()?, self.deadline().awaiting(false));
+        let send = |request| session.send(request, deadline, |_: IgnoredAny| Ok(()));
+        Error::all(session.run(join_all(requests.iter().map(send))))
+    }
+
+    /// Returns the objects of a collection, with one attempt per page. `subject` describes them in messages.
+    pub(super) fn all<T: DeserializeOwned>(&self, collection: &Collection, subject: String) -> Result<Vec<T>, Error> {
+        let (session, mut objects) = (self.session()?, Vec::new());
+        let request = ApiRequest::list(collection, subject)?;
+        let listed = session.run(session.list(collection, false, self.timeout, |object| objects.push(object)));
+        listed.map(|_| objects).map_err(|failure| session.error(&request, failure))
+    }
+
+    async fn get_pod(&self, session: &Session, deadline: Deadline, wanted: &PodRef) -> Result<Pod, Error> {
+        let accept = |found: PodObject| {
+            found.metadata.is_of(Some(&wanted.namespace), &wanted.name).map_err(Failure::unexpected)?;
+            let pod = Pod::from(found);
+            if pod.matches(wanted) { Ok(pod) } else { Err(Failure::not_found(uid_mismatch(&pod, wanted))) }
+        };
+        let request = ApiRequest::get(Kind::POD, Some(&wanted.namespace), &wanted.name)?;
+        session.send(&request, deadline, accept).await.map_err(Error::naming_pod)
+    }
+
+    async fn get_namespace(&self, session: &Session, deadline: Deadline, wanted: &PodRef) -> Result<Namespace, Error> {
+        let accept = |found: NamespaceObject| {
+            found.metadata.is_of(None, &wanted.namespace).map_err(Failure::unexpected)?;
+            Ok(found.into())
+        };
+        let request = ApiRequest::get(Kind::NAMESPACE, None, &wanted.namespace)?;
+        session.send(&request, deadline, accept).await.map_err(|error| with_pod(wanted, error))
+    }
 }
 
 impl Cluster for Api {
@@ -75,9 +215,7 @@ impl Cluster for Api {
 
     fn probe(&self) -> Result<(), Error> {
         let request = ApiRequest::get(Kind::POD, Some("default"), "detour-status-probe")?;
-        let session = self.session()?;
-        let deadline = Deadline::after(PROBE_TIMEOUT).awaiting(false);
-        match session.run(session.send(&request, deadline, |_: PodObject| Ok(()))) {
+        match self.within(PROBE_TIMEOUT).send(&request, |_: PodObject| Ok(())) {
             // "Not found" shows that the server answers and grants the permission to get pods.
             Err(error) if error.code == Code::PodUnknown => Ok(()),
             result => result,
@@ -106,107 +244,20 @@ impl Definitions for Api {
     }
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
-        let list = || -> Result<Vec<String>, Error> {
-            check_names("NetworkAttachmentDefinition", [name])?;
-            let (subject, fields) =
-                (format!("NetworkAttachmentDefinitions named {name}"), format!("metadata.name={name}"));
-            let found: Vec<DefinitionObject> =
-                self.list(Kind::DEFINITION, None, (subject, Some(fields)), LIST_TIMEOUT.min(self.timeout))?;
-            let named = found.into_iter().map(|found| found.metadata).filter(|metadata| metadata.name == name);
-            Ok(named.filter_map(|metadata| metadata.namespace).collect::<BTreeSet<_>>().into_iter().collect())
-        };
-        list().inspect_err(|error| tracing::debug!("{error}")).ok()
+        let named = Collection::new(Kind::DEFINITION, None, Some(("metadata.name", name)));
+        let subject = format!("NetworkAttachmentDefinitions named {name}");
+        let found = self.within(LIST_TIMEOUT.min(self.timeout)).all(&named, subject);
+        let found: Vec<DefinitionObject> = found.inspect_err(|error| tracing::debug!("{error}")).ok()?;
+        let named = found.into_iter().map(|found| found.metadata).filter(|metadata| metadata.name == name);
+        Some(named.filter_map(|metadata| metadata.namespace).collect::<BTreeSet<_>>().into_iter().collect())
     }
 }
 
 impl Reports for Api {
     /// Sets the network status and records the Events concurrently.
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
-        let status = status.map(|status| ApiRequest::network_status(pod, status));
-        let requests = status.into_iter().chain(events.iter().map(|event| ApiRequest::event(pod, event)));
-        let deadline = self.deadline.unwrap_or_else(|| Deadline::after(WRITE_TIMEOUT.min(self.timeout)));
-        self.write(deadline, &requests.collect::<Result<Vec<_>, _>>()?)
-    }
-}
-
-impl Api {
-    /// Returns the server of a kubeconfig; `timeout` limits each lookup of facts, including retries.
-    pub(in crate::cluster) fn new(kubeconfig: PathBuf, timeout: Duration) -> Self {
-        let (root, session) = ("/".into(), Arc::default());
-        Self { kubeconfig, root, server: None, timeout, deadline: None, retries: true, session, runtime: None }
-    }
-
-    /// Returns the session, which the first call opens.
-    pub(super) fn session(&self) -> Result<&Session, Error> {
-        if let Some(session) = self.session.get() {
-            return Ok(session);
-        }
-        let kubeconfig = match &self.server {
-            None => Kubeconfig::load(&self.root, &self.kubeconfig)?,
-            Some(server) => Kubeconfig::of_service_account(server, &self.kubeconfig, self.runtime.is_some())?,
-        };
-        let session = Session::open(kubeconfig, self.kubeconfig.clone(), self.runtime.clone())?;
-        Ok(self.session.get_or_init(|| session))
-    }
-
-    /// Returns the server for a lookup that has asked another source before.
-    pub(in crate::cluster) fn by(&self, deadline: Deadline) -> Self {
-        Self { deadline: Some(deadline), ..self.clone() }
-    }
-
-    /// Returns the deadline of a lookup that starts now.
-    fn deadline(&self) -> Deadline {
-        self.deadline.unwrap_or_else(|| Deadline::after(self.timeout)).with_retries(self.retries)
-    }
-
-    /// Sends all requests concurrently and waits for all of them. "Not found" is not retried: the object existed.
-    pub(super) fn write(&self, deadline: Deadline, requests: &[ApiRequest]) -> Result<(), Error> {
-        let session = self.session()?;
-        let send = |request| session.send(request, deadline.awaiting(false), |_: IgnoredAny| Ok(()));
-        Error::all(session.run(join_all(requests.iter().map(send))))
-    }
-
-    async fn get_pod(&self, session: &Session, deadline: Deadline, wanted: &PodRef) -> Result<Pod, Error> {
-        let accept = |found: PodObject| {
-            found.metadata.is_of(Some(&wanted.namespace), &wanted.name).map_err(Failure::unexpected)?;
-            let pod = Pod::from(found);
-            if pod.matches(wanted) { Ok(pod) } else { Err(Failure::not_found(uid_mismatch(&pod, wanted))) }
-        };
-        let request = ApiRequest::get(Kind::POD, Some(&wanted.namespace), &wanted.name)?;
-        session.send(&request, deadline, accept).await.map_err(Error::naming_pod)
-    }
-
-    async fn get_namespace(&self, session: &Session, deadline: Deadline, wanted: &PodRef) -> Result<Namespace, Error> {
-        let accept = |found: NamespaceObject| {
-            found.metadata.is_of(None, &wanted.namespace).map_err(Failure::unexpected)?;
-            Ok(found.into())
-        };
-        let request = ApiRequest::get(Kind::NAMESPACE, None, &wanted.namespace)?;
-        session.send(&request, deadline, accept).await.map_err(|error| with_pod(wanted, error))
-    }
-
-    /// Returns the objects of a list, with one attempt per page. `subject` describes them in messages.
-    ///
-    /// # Errors
-    /// A request failed, an object is too large, or the list has more pages than the limit.
-    pub(super) fn list<T: DeserializeOwned>(
-        &self,
-        kind: Kind,
-        namespace: Option<&str>,
-        (subject, fields): (String, Option<String>),
-        timeout: Duration,
-    ) -> Result<Vec<T>, Error> {
-        let (session, mut objects) = (self.session()?, Vec::new());
-        let request = ApiRequest::list(kind, namespace, subject)?;
-        let collection = Collection { kind, namespace: namespace.map(str::to_owned), fields, metadata_only: false };
-        match session.run(session.list(&collection, false, (MAX_PAGES, timeout), |object| objects.push(object))) {
-            Ok(Some(_)) => Ok(objects),
-            Ok(None) => {
-                let next = "select one namespace or node";
-                let msg = format!("{}: expected at most {MAX_PAGES} pages, got more; {next}", request.subject);
-                Err(Error::new(Code::TryAgain, msg))
-            }
-            Err(last) => Err(session.error(&request, last.into())),
-        }
+        let status = status.map(|status| network_status(pod, status));
+        let requests = status.into_iter().chain(events.iter().map(|one| event(pod, one)));
+        self.within(WRITE_TIMEOUT.min(self.timeout)).write(&requests.collect::<Result<Vec<_>, _>>()?)
     }
 }

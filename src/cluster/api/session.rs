@@ -5,13 +5,12 @@
 //! objects that this program does not need, such as `managedFields`.
 
 use super::failure::Failure;
-use super::request::{ApiRequest, Kind};
-use super::retry::{Deadline, Exhausted, ServerAddress, retry};
-use crate::cluster::kubeconfig::{Kubeconfig, reread_token};
+use super::request::{ApiRequest, Collection};
+use super::retry::{Deadline, ServerAddress, retry};
+use crate::cluster::kubeconfig::Kubeconfig;
 use crate::cni::{Code, Error};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
-use hyper::header::{AUTHORIZATION, HeaderValue};
 use hyper::{Request, Response};
 use kube::Client;
 use kube::api::{ListParams, WatchEvent, WatchParams};
@@ -21,8 +20,7 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use std::marker::PhantomData;
 use std::path::PathBuf;
-use std::sync::{PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
@@ -36,8 +34,9 @@ const PAGE: u32 = 250;
 /// The version at which a list or a watch starts if the server may answer from its cache, which takes no request to etcd
 /// (kubernetes.io, "API Concepts", "Get State and Start at Any").
 const ANY_VERSION: &str = "0";
-/// How often the file of the token is read again.
-const RELOAD_INTERVAL: Duration = Duration::from_secs(50);
+/// The limit for the pages of a list: more than a database of etcd (8 GiB) has if each object has the largest size and a
+/// page of its own.
+const MAX_PAGES: usize = 6000;
 /// How long a watch may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// The duration of a watch, after which the API server ends it: less than the read timeout of the client.
@@ -57,22 +56,6 @@ pub(super) struct Session {
     kubeconfig: PathBuf,
     /// Held while a page of a list is in memory.
     page: Mutex<()>,
-    /// The file of the token, if it is replaced while the client lives.
-    token_file: Option<PathBuf>,
-    /// The last header with that token, and when it was read.
-    token: RwLock<Option<(HeaderValue, Instant)>>,
-}
-
-/// The objects of one kind, or some of them.
-pub(crate) struct Collection {
-    /// The kind.
-    pub(crate) kind: Kind,
-    /// The namespace; `None` for all.
-    pub(crate) namespace: Option<String>,
-    /// Selects objects by their fields; `None` for all.
-    pub(crate) fields: Option<String>,
-    /// Whether the server sends only `metadata` of each object.
-    pub(crate) metadata_only: bool,
 }
 
 /// A page of a list.
@@ -103,14 +86,13 @@ impl Session {
         };
         let handle = shared.or_else(|| own.as_ref().map(|runtime| runtime.handle().clone()));
         let handle = handle.ok_or_else(|| Error::new(Code::Internal, "no event loop for API requests"))?;
-        let ((server, address), token_file) = (kubeconfig.addresses(), kubeconfig.token_file.clone());
+        let (server, address) = kubeconfig.addresses();
         // A client spawns tasks.
         let client = {
             let _inside = handle.enter();
             kubeconfig.client()?
         };
-        let (page, token) = (Mutex::default(), RwLock::default());
-        Ok(Self { own, handle, client, server, address, kubeconfig: path, page, token_file, token })
+        Ok(Self { own, handle, client, server, address, kubeconfig: path, page: Mutex::default() })
     }
 
     /// Runs `work` on the event loop until it ends. Not for tasks of a shared event loop.
@@ -139,52 +121,37 @@ impl Session {
             })?;
             accept(parsed(&body)?)
         };
-        retry(deadline, &self.address, attempt).await.map_err(|exhausted| self.error(request, exhausted))
+        retry(deadline, &self.address, attempt).await.map_err(|last| self.error(request, last))
     }
 
     /// Returns the error for the last failure of a request.
-    pub(super) fn error(&self, request: &ApiRequest, exhausted: Exhausted) -> Error {
-        request.error(&self.server, &self.kubeconfig, exhausted)
+    pub(super) fn error(&self, request: &ApiRequest, last: Failure) -> Error {
+        request.error(&self.server, &self.kubeconfig, last)
     }
 
-    /// Sends a request with the current token. The last one remains in use while the file can't be read, as in client-go
-    /// (`transport`, `cachingTokenSource`).
-    async fn transmit(&self, mut request: Request<Vec<u8>>) -> Result<Response<Body>, kube::Error> {
-        if let Some(file) = &self.token_file {
-            let mut last = self.token.write().unwrap_or_else(PoisonError::into_inner);
-            if last.as_ref().is_none_or(|(_, read)| read.elapsed() >= RELOAD_INTERVAL) {
-                let header = reread_token(file).and_then(|token| HeaderValue::try_from(format!("Bearer {token}")).ok());
-                *last = header.or_else(|| last.take().map(|(header, _)| header)).map(|mut header| {
-                    header.set_sensitive(true);
-                    (header, Instant::now())
-                });
-            }
-            if let Some((header, _)) = &*last {
-                request.headers_mut().insert(AUTHORIZATION, header.clone());
-            }
-        }
+    async fn transmit(&self, request: Request<Vec<u8>>) -> Result<Response<Body>, kube::Error> {
         self.client.send(request.map(Body::from)).await
     }
 
-    /// Calls `each` with every object of a collection. Returns the version of the list, at which a watch continues; `None`
-    /// if the list has more than `max` pages. `from_cache` is whether the server may answer from its cache.
+    /// Calls `each` with every object of a collection. Returns the version of the list, at which a watch continues.
+    /// `from_cache` is whether the server may answer from its cache.
     pub(super) async fn list<T: DeserializeOwned>(
         &self,
         collection: &Collection,
         from_cache: bool,
-        (max, page_timeout): (usize, Duration),
+        page_timeout: Duration,
         mut each: impl FnMut(T),
-    ) -> Result<Option<String>, Failure> {
+    ) -> Result<String, Failure> {
         let (mut continued, mut singles) = (None, 0);
-        for _ in 0..max {
+        for _ in 0..MAX_PAGES {
             let size = if singles > 0 { 1 } else { PAGE };
-            let mut params = ListParams { field_selector: collection.fields.clone(), ..ListParams::default() };
+            let (list, field_selector) = collection.requests();
+            let mut params = ListParams { field_selector, ..ListParams::default() };
             (params.limit, params.continue_token) = (Some(size), continued.clone());
             // The cache of a server before 1.34 ignores the size of pages.
             if from_cache && size == PAGE && continued.is_none() {
                 params = params.match_any();
             }
-            let list = collection.kind.requests(collection.namespace.as_deref());
             let list = if collection.metadata_only { list.list_metadata(&params) } else { list.list(&params) };
             let list = list.map_err(kube::Error::BuildRequest)?;
             let _page = self.page.lock().await;
@@ -201,12 +168,12 @@ impl Session {
                 each(parsed(item.get().as_bytes())?);
             }
             if page.metadata.r#continue.is_empty() {
-                return Ok(Some(page.metadata.resource_version));
+                return Ok(page.metadata.resource_version);
             }
             continued = Some(page.metadata.r#continue);
             singles = singles.saturating_sub(1);
         }
-        Ok(None)
+        Err(Failure::new(format!("expected at most {MAX_PAGES} pages, got more")))
     }
 
     /// Watches a collection from `version` on, or from any, with all objects first, for some minutes. The server has started
@@ -216,12 +183,12 @@ impl Session {
         collection: &Collection,
         version: Option<&str>,
     ) -> Result<Events<T>, Failure> {
-        let mut params = WatchParams { field_selector: collection.fields.clone(), ..WatchParams::default() };
+        let (watch, field_selector) = collection.requests();
+        let mut params = WatchParams { field_selector, ..WatchParams::default() };
         // A watch from any version fails with 500 if it requests bookmarks and etcd reports no progress on request
         // (kube-apiserver 1.35 with etcd 3.4.23).
         params.bookmarks = version.is_some();
         let (params, version) = (params.timeout(WATCH_SECONDS), version.unwrap_or(ANY_VERSION));
-        let watch = collection.kind.requests(collection.namespace.as_deref());
         let watch = if collection.metadata_only {
             watch.watch_metadata(&params, version)
         } else {

@@ -11,7 +11,7 @@ use super::elements::{ElementLine, TABLE, scope_text};
 use super::explain::explain;
 use super::rules::{LiveRules, Mark, RuleLine, RulesReport};
 use super::subject::{AppliedConf, Subject};
-use crate::cluster::{NodeApi, ScheduledPod};
+use crate::cluster::{Api, ScheduledPod};
 use crate::cni::{Code, Error};
 use crate::firewall::native::EXCLUSIONS;
 use crate::firewall::rule::Family;
@@ -46,7 +46,7 @@ pub struct AuditScope<'a> {
 
 /// The data about the node.
 struct Node<'a> {
-    api: &'a NodeApi,
+    api: &'a Api,
     configurations: Vec<AppliedConf>,
     namespaces: BTreeMap<String, Namespace>,
     snapshot: NodeSnapshot,
@@ -132,7 +132,7 @@ impl Node<'_> {
 
     /// Returns why a pod has no redirection, although none is missing according to the saved state.
     fn without_rules(&self, found: &FoundNetns, facts: Facts) -> String {
-        let subject = Subject::given(&self.configurations, facts, Some(self.api.cluster()));
+        let subject = Subject::given(&self.configurations, facts, Some(self.api));
         let explained = match subject.and_then(|subject| explain(&subject)) {
             Err(error) => return format!("not redirected: an ADD of this pod would fail: {error}"),
             Ok(explained) => explained.explanation,

@@ -4,7 +4,7 @@
 use super::checks;
 use super::report::{AGENT_TIMEOUT, CheckTarget, CheckVerdict, Results};
 use crate::cluster::agent::broken_watches;
-use crate::cluster::{Authority, CredentialsSummary, KubeconfigSummary, NodeApi, Permission};
+use crate::cluster::{Api, Authority, CredentialsSummary, KubeconfigSummary, Permission};
 use crate::cni::{Error, NetConf, NetworkStatus};
 use crate::inspect::validate::kubeconfig_warning;
 use crate::{cluster, sub_plugins};
@@ -141,7 +141,7 @@ fn fail(path: &Path, why: &str, conf: &NetConf) -> CheckVerdict {
 }
 
 /// Checks the API server and the plugin's permissions with the plugin's kubeconfig.
-pub(super) fn examine_rights(api: Option<&NodeApi>, conf: Option<&NetConf>, results: &mut Results) {
+pub(super) fn examine_rights(api: Option<&Api>, conf: Option<&NetConf>, results: &mut Results) {
     let (Some(api), Some(conf)) = (api, conf) else {
         let why = results
             .obstacle(checks::API_REACHABLE.needs)
@@ -160,7 +160,7 @@ pub(super) fn examine_rights(api: Option<&NodeApi>, conf: Option<&NetConf>, resu
     results.run(checks::PERMISSIONS, || CheckVerdict::merged(permissions(conf).into_iter().map(may)));
 }
 
-fn reachable(api: &NodeApi) -> CheckVerdict {
+fn reachable(api: &Api) -> CheckVerdict {
     match api.version() {
         Ok(version) => CheckVerdict::pass(format!("Kubernetes {version}")),
         Err(error) => CheckVerdict::fail(
@@ -172,8 +172,7 @@ fn reachable(api: &NodeApi) -> CheckVerdict {
 
 /// Returns the permissions that the plugin needs with this configuration.
 fn permissions(conf: &NetConf) -> Vec<Permission> {
-    let permission =
-        |verb, group, resource, subresource| Permission { verb, group, resource, subresource, namespace: None };
+    let permission = |verb, group, resource, subresource| Permission { verb, group, resource, subresource };
     let wants = sub_plugins::wants(&conf.chain);
     let primary = conf.primary.as_ref();
     let tells = primary.is_some_and(|primary| primary.network_status != NetworkStatus::Never);

@@ -3,7 +3,7 @@
 
 use super::report::{CheckTarget, CheckVerdict, Results};
 use super::{checks, kernel};
-use crate::cluster::{NodeApi, ReportedEvent};
+use crate::cluster::{Api, ReportedEvent};
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
 use crate::pod::PodRef;
@@ -43,7 +43,7 @@ const REPLACE_LOG: &str = "set log_file to a path such as /var/log/detour.log";
 const MAX_LINE: usize = 1000;
 
 /// Checks the pod's Events. A failure counts only while the pod is not `running`.
-pub(super) fn events(api: Option<&NodeApi>, pod: &PodRef, running: bool, results: &mut Results) {
+pub(super) fn events(api: Option<&Api>, pod: &PodRef, running: bool, results: &mut Results) {
     let PodRef { namespace, name, .. } = pod;
     let by_hand = format!("run kubectl get events -n {namespace} --field-selector involvedObject.name={name}");
     results.run(checks::EVENTS, || match api.map(|api| api.events(pod)) {
@@ -179,7 +179,7 @@ mod tests {
 
     fn event(reason: &str, message: &str) -> ReportedEvent {
         let (reason, message) = (reason.to_owned(), message.to_owned());
-        ReportedEvent { warning: true, reason, message, by: "kubelet".into(), last: 0, count: 2 }
+        ReportedEvent { warning: true, reason, message, count: 2 }
     }
 
     #[test]

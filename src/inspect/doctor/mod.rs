@@ -30,7 +30,7 @@ use super::explain::Explained;
 use super::rules::{LiveRules, RulesReport};
 use super::subject::AppliedConf;
 use crate::cluster::agent::PoliciesReport;
-use crate::cluster::{self, Cluster, KubeconfigSummary, NodeApi};
+use crate::cluster::{self, Api, Cluster, KubeconfigSummary};
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
 use crate::netns::find::FoundNetns;
@@ -81,8 +81,7 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
     program::examine(target, &kinds, results);
     let kubeconfig = credentials::examine_kubeconfig(target, conf, results);
     program::examine_installation(target, results);
-    let api =
-        kubeconfig.as_ref().map(|(path, _)| NodeApi::of_node(&target.mount, path.clone(), NodeApi::PROBE_TIMEOUT));
+    let api = of_plugin(target, kubeconfig.as_ref());
     credentials::examine_rights(api.as_ref(), conf, results);
     credentials::examine_agent(target, conf, results);
     let policies = policies::ask(target, conf, results);
@@ -99,7 +98,7 @@ pub(super) struct NodeSetup {
     /// The valid configurations, and to which pods each applies.
     pub(super) configurations: Vec<AppliedConf>,
     /// The API server, or why none is known.
-    pub(super) api: Result<NodeApi, String>,
+    pub(super) api: Result<Api, String>,
     /// The saved state of attachments.
     pub(super) store: Store,
 }
@@ -174,14 +173,14 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, seen: &mut Examination, results
 fn check_references(
     target: &CheckTarget,
     pod: &PodRef,
-    (conf, api): (Option<NetConf>, &Result<NodeApi, String>),
+    (conf, api): (Option<NetConf>, &Result<Api, String>),
     seen: &mut Examination,
     results: &mut Results,
 ) -> (Option<Facts>, Option<NetConf>) {
     let files = conf.as_ref().and_then(|conf| manifests(target, conf));
     let source = match (&files, api) {
         (Some(files), _) => Ok(&**files),
-        (None, Ok(api)) => Ok(api.cluster()),
+        (None, Ok(api)) => Ok(api as &dyn Cluster),
         (None, Err(why)) => Err(why.clone()),
     };
     let cluster = source.as_ref().ok().copied();
@@ -218,8 +217,8 @@ fn check_netns(
 }
 
 /// Returns the API server to ask about the pod, unless it is the plugin's and can't be reached.
-fn api(target: &CheckTarget, seen: &Examination, results: &Results) -> Result<NodeApi, String> {
-    let is_plugins = NodeApi::in_cluster(NodeApi::PROBE_TIMEOUT).is_none() && seen.kubeconfig.is_some();
+fn api(target: &CheckTarget, seen: &Examination, results: &Results) -> Result<Api, String> {
+    let is_plugins = Api::in_cluster().is_none() && seen.kubeconfig.is_some();
     match results.obstacle(&[checks::API_REACHABLE]).filter(|_| is_plugins) {
         Some(why) => Err(why),
         None => own_api(target, seen.kubeconfig.as_ref()),
@@ -227,11 +226,15 @@ fn api(target: &CheckTarget, seen: &Examination, results: &Results) -> Result<No
 }
 
 /// Returns the API server of the pod that this process runs in, or else the plugin's.
-fn own_api(target: &CheckTarget, kubeconfig: Option<&(PathBuf, KubeconfigSummary)>) -> Result<NodeApi, String> {
-    let of_plugin =
-        || kubeconfig.map(|(path, _)| NodeApi::of_node(&target.mount, path.clone(), NodeApi::PROBE_TIMEOUT));
-    let api = NodeApi::in_cluster(NodeApi::PROBE_TIMEOUT).or_else(of_plugin);
+fn own_api(target: &CheckTarget, kubeconfig: Option<&(PathBuf, KubeconfigSummary)>) -> Result<Api, String> {
+    let in_cluster = Api::in_cluster().map(|api| api.within(Api::PROBE_TIMEOUT).once());
+    let api = in_cluster.or_else(|| of_plugin(target, kubeconfig));
     api.ok_or_else(|| crate::inspect::NO_CREDENTIALS.to_owned())
+}
+
+fn of_plugin(target: &CheckTarget, kubeconfig: Option<&(PathBuf, KubeconfigSummary)>) -> Option<Api> {
+    let (path, _) = kubeconfig?;
+    Some(Api::of_kubeconfig(&target.mount, path.clone()).within(Api::PROBE_TIMEOUT).once())
 }
 
 /// Returns the manifests directory as the source of facts.

@@ -2,7 +2,7 @@
 
 use super::node_setup;
 use super::report::CheckTarget;
-use crate::cluster::{NodeApi, ScheduledPod, Workload};
+use crate::cluster::{Api, ScheduledPod, Workload};
 use crate::inspect::explain::{application_containers, explain};
 use crate::inspect::nodes::{NeedlessExclusion, merged};
 use crate::inspect::subject::{AppliedConf, Subject};
@@ -10,7 +10,7 @@ use crate::pod::{Facts, Namespace};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Returns the exclusions of the node's pods that are not needed; `None` if the pods can't be listed.
-pub(super) fn find(target: &CheckTarget, api: &NodeApi) -> Option<Vec<NeedlessExclusion>> {
+pub(super) fn find(target: &CheckTarget, api: &Api) -> Option<Vec<NeedlessExclusion>> {
     let mut pods = api.pods_of_node(target.node_name.as_deref()?, None).ok()?;
     pods.retain(|scheduled| {
         let has_served = application_containers(&scheduled.pod).iter().any(|container| container.runs_after_proxy());
@@ -34,12 +34,12 @@ fn of_pod(
     scheduled: &ScheduledPod,
     namespace: Option<Namespace>,
     configurations: &[AppliedConf],
-    api: &NodeApi,
+    api: &Api,
 ) -> Vec<NeedlessExclusion> {
     let facts = Facts { pod: scheduled.pod.clone(), namespace };
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for conf in configurations {
-        let subject = Subject::of(conf.clone(), facts.clone(), Some(api.cluster()));
+        let subject = Subject::of(conf.clone(), facts.clone(), Some(api));
         let Ok(explained) = subject.and_then(|subject| explain(&subject)) else { continue };
         for container in explained.explanation.init_containers {
             found.entry(container.name).or_default().extend(container.needless_exclusions);

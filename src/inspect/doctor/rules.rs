@@ -3,7 +3,7 @@
 
 use super::checks;
 use super::report::{CheckTarget, CheckVerdict, Results};
-use crate::cluster::NodeApi;
+use crate::cluster::Api;
 use crate::cni::{Error, NetConf};
 use crate::inspect::nodes::{AGENT_NAMESPACE, node_hint};
 use crate::inspect::rules::{LiveRules, Mark, RuleLine, RulesReport};
@@ -144,7 +144,7 @@ impl<'a> PodNetns<'a> {
     pub(super) fn examine(
         &self,
         target: &CheckTarget,
-        api: Option<&NodeApi>,
+        api: Option<&Api>,
         conf: Option<&NetConf>,
         results: &mut Results,
     ) {
@@ -167,7 +167,7 @@ impl<'a> PodNetns<'a> {
     }
 }
 
-fn here(pod: &Pod, target: &CheckTarget, api: Option<&NodeApi>, conf: Option<&NetConf>) -> CheckVerdict {
+fn here(pod: &Pod, target: &CheckTarget, api: Option<&Api>, conf: Option<&NetConf>) -> CheckVerdict {
     let Some(node) = &pod.node_name else {
         return CheckVerdict::not_checked("it is not scheduled yet; see kubectl describe pod");
     };
