@@ -104,13 +104,7 @@ pub fn foreign_rules(live: &LiveRuleset, desired: &Ruleset) -> Vec<RuleAt> {
     for (family, table, name, chain) in live.chains().filter(|(_, _, _, chain)| chain.built_in) {
         let ours = desired.tables.get(&(family, table));
         let hook = Hook::of_chain(name);
-        let is_ours = |rule: &LiveRule| {
-            ours.is_some_and(|ours| {
-                let enters_ours = rule.jump_target().is_some_and(|to| ours.chains.iter().any(|(chain, _)| chain == to));
-                let desired = hook.and_then(|hook| ours.hooks.get(&hook));
-                enters_ours || desired.is_some_and(|rules| rule.rule.as_ref().is_ok_and(|r| rules.contains(r)))
-            })
-        };
+        let is_ours = |rule: &LiveRule| ours.is_some_and(|ours| rule.is_of(ours, hook));
         let foreign = chain.rules.iter().filter(|rule| !is_ours(rule));
         let table = TableId::Iptables(family, table);
         found.extend(foreign.map(|rule| RuleAt { table, chain: name.to_owned(), rule: rule.to_string() }));

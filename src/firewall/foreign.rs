@@ -3,12 +3,11 @@
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta};
 use super::outline::Outline;
 use super::rule::Hook;
+use super::target::NF_DROP;
 use crate::netlink::DumpLimit;
 use crate::netlink::attributes::{Attributes, find, find_be32, find_text};
 use std::collections::BTreeMap;
 
-/// `NF_DROP`.
-const NF_DROP: u32 = 0;
 /// How much is read of the tables of other tools, all together.
 const MAX_READ: DumpLimit = DumpLimit { objects: 5000, bytes: 4 << 20 };
 /// A priority below this one is before connection tracking, where a rule can set the zone or end the tracking

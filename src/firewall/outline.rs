@@ -4,7 +4,8 @@
 use super::expression::{
     Base, Ct, DATA, DESTINATION_NAT, LIST_ELEMENT, Meta, NAME, NftVerdict, VERDICT, VERDICT_REGISTER,
 };
-use super::rule::{Is, Match, Rule, Target, protocol_number};
+use super::rule::{Is, Match, Rule, protocol_number};
+use super::target::{NF_DROP, Target};
 use crate::netlink::attributes::{self, find, find_be32, find_text};
 use crate::policy::Protocol;
 
@@ -59,22 +60,22 @@ pub struct Outline {
 impl Outline {
     /// Returns the outline of a rule of detour.
     pub(super) fn of_rule(rule: &Rule) -> Self {
-        let outline = match &rule.target {
-            Target::Redirect(port) | Target::Tproxy { port, .. } => Self::of(Effect::ToPort(*port)),
-            Target::Zone(_) => Self::of(Effect::Zone),
-            Target::Drop => Self::of(Effect::Drop),
-            Target::Jump(chain) => Self::jump(chain),
-            _ => Self::default(),
+        Self { is_narrow: is_narrow(rule), ..Self::of(&rule.target) }
+    }
+
+    /// Returns the outline of a rule with this target and without conditions.
+    pub(super) fn of(target: &Target) -> Self {
+        let effect = match target {
+            Target::Redirect(port) | Target::Tproxy { port, .. } => Effect::ToPort(*port),
+            Target::Zone(_) => Effect::Zone,
+            Target::Drop => Effect::Drop,
+            _ => Effect::Other,
         };
-        Self { is_narrow: is_narrow(rule), ..outline }
-    }
-
-    pub(super) fn of(effect: Effect) -> Self {
-        Self { effect, ..Self::default() }
-    }
-
-    pub(super) fn jump(chain: &str) -> Self {
-        Self { chain: Some(chain.to_owned()), ..Self::default() }
+        let chain = match target {
+            Target::Jump(chain) | Target::Goto(chain) => Some(chain.to_string()),
+            _ => None,
+        };
+        Self { effect, chain, ..Self::default() }
     }
 
     /// Reads the expressions of a rule as the kernel lists them. Unlike [`Expression`](super::expression::Expression), it accepts every expression.
@@ -96,10 +97,8 @@ impl Outline {
                     let port = value(2).and_then(|bytes| Some(u16::from_be_bytes(bytes.get(..2)?.try_into().ok()?)));
                     ports.extend(port.map(|port| (register, port)));
                     match find(data, 2).and_then(|value| NftVerdict::read(find(value, VERDICT)?)) {
-                        Some(NftVerdict::Jump(chain) | NftVerdict::Goto(chain)) => {
-                            outline.chain = Some(chain.to_owned());
-                        }
-                        Some(NftVerdict::Drop) => outline.effect = Effect::Drop,
+                        Some(NftVerdict { chain: Some(chain), .. }) => outline.chain = Some(chain.to_owned()),
+                        Some(NftVerdict { code: NF_DROP, .. }) => outline.effect = Effect::Drop,
                         _ => {}
                     }
                     continue;

@@ -7,7 +7,7 @@ use super::foreign::{AttachedAt, CONNTRACK_PRIORITY, ForeignTable};
 use super::istio::DNS_PROXY_PORT;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::live::NativeLiveChain;
-use super::native::rule::{EXCLUSIONS_NAT_PRIORITY, NativeAction, NativeTable};
+use super::native::rule::{EXCLUSIONS_NAT_PRIORITY, NativeTable};
 use super::outline::{Effect, Outline};
 use super::rule::{Family, Hook, NFPROTO_INET, Ruleset};
 use std::borrow::Cow;
@@ -197,13 +197,8 @@ impl LiveRuleset {
     #[must_use]
     pub fn redirects_natively(&self) -> bool {
         self.native.iter().filter(|(table, _)| matches!(table, NativeTable::Of(_))).any(|(_, chains)| {
-            let outline = |action: &NativeAction| match action {
-                NativeAction::Redirect(port) | NativeAction::Tproxy { port, .. } => Outline::of(Effect::ToPort(*port)),
-                NativeAction::Jump(chain) | NativeAction::Goto(chain) => Outline::jump(chain),
-                _ => Outline::default(),
-            };
             let outlines = |chain: &NativeLiveChain| {
-                chain.rules.iter().flatten().map(|rule| Cow::Owned(outline(&rule.action))).collect()
+                chain.rules.iter().flatten().map(|rule| Cow::Owned(Outline::of(&rule.target))).collect()
             };
             let graph: Graph<'_> = chains.iter().map(|(name, chain)| (name.as_str(), outlines(chain))).collect();
             let mut bases = chains.iter().filter(|(_, chain)| matches!(chain.hook, Ok(Some(_))));
@@ -217,30 +212,30 @@ impl LiveRuleset {
         let mut all = Vec::new();
         for ((family, table), chains) in &self.tables {
             let others = chains.iter().filter(|(name, _)| !known.has_chain(*family, *table, name));
-            let others: Vec<_> = others.collect();
-            let graph: Graph<'_> = others
-                .iter()
-                .map(|(name, chain)| (name.as_str(), chain.rules.iter().map(LiveRule::outline).collect()))
-                .collect();
-            let bases = others.iter().filter_map(|(name, chain)| Some((name.as_str(), chain.at?)));
-            all.extend(bases.map(|(chain, at)| {
-                let effects = effects(&graph, chain);
-                Reached { family: family.number(), table: table.name(), chain, at, effects }
-            }));
+            let rules = others
+                .map(|(name, chain)| (name.as_str(), (chain.at, chain.rules.iter().map(LiveRule::outline).collect())));
+            all.extend(reached(family.number(), table.name(), rules.collect()));
         }
         for ((family, table), ForeignTable { chains, .. }) in &self.others {
-            let graph: Graph<'_> = chains
+            let rules = chains
                 .iter()
-                .map(|(name, chain)| (name.as_str(), chain.rules.iter().map(Cow::Borrowed).collect()))
-                .collect();
-            let bases = chains.iter().filter_map(|(name, chain)| Some((name.as_str(), chain.at?)));
-            all.extend(bases.map(|(chain, at)| {
-                let effects = effects(&graph, chain);
-                Reached { family: *family, table, chain, at, effects }
-            }));
+                .map(|(name, chain)| (name.as_str(), (chain.at, chain.rules.iter().map(Cow::Borrowed).collect())));
+            all.extend(reached(*family, table, rules.collect()));
         }
         all
     }
+}
+
+/// Returns what packets can reach in a table from its base chains, given where each chain is attached and its rules.
+fn reached<'a>(
+    family: u8,
+    table: &'a str,
+    chains: BTreeMap<&'a str, (Option<AttachedAt>, Vec<Cow<'a, Outline>>)>,
+) -> Vec<Reached<'a>> {
+    let bases: Vec<_> = chains.iter().filter_map(|(name, (at, _))| Some((*name, (*at)?))).collect();
+    let graph: Graph<'a> = chains.into_iter().map(|(name, (_, rules))| (name, rules)).collect();
+    let of = |(chain, at)| Reached { family, table, chain, at, effects: effects(&graph, chain) };
+    bases.into_iter().map(of).collect()
 }
 
 /// The rules of a table by chain.

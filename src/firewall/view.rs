@@ -1,13 +1,14 @@
-//! The rules of a pod in one form for both rule formats: native conditions and actions, with the text that the format's
+//! The rules of a pod in one form for both rule formats: native conditions and targets, with the text that the format's
 //! tool prints. The rules are live ones, with those of other tools in the tables of iptables, or desired ones.
 
 use super::ambient::{self, AmbientRedirection};
 use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::conditions;
-use super::native::rule::{BaseHook, Condition, EXCLUSIONS_NAT_PRIORITY, NativeAction, NativeRule, NativeTable};
+use super::native::rule::{BaseHook, Condition, EXCLUSIONS_NAT_PRIORITY, NativeRule, NativeTable};
 use super::redirections::{Diversion, DivertingChain};
 use super::rule::{Family, Hook, Rule, Ruleset, Table};
+use super::target::Target;
 use crate::cni::RuleFormat;
 use crate::policy::{Interception, Policy};
 use std::collections::BTreeMap;
@@ -49,7 +50,7 @@ impl TableId {
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleView {
-    /// The rule with native conditions and action; `None` for a rule that detour would not write.
+    /// The rule with native conditions and target; `None` for a rule that detour would not write.
     pub rule: Option<NativeRule>,
     /// The packets and bytes that matched it; zero for a desired rule.
     pub counter: Counter,
@@ -62,7 +63,7 @@ impl RuleView {
         let native = |rule| NativeRule {
             family: Some(family),
             conditions: conditions(rule, family),
-            ..NativeRule::new(NativeAction::from(&rule.target))
+            ..NativeRule::new(rule.target.clone())
         };
         Self { rule: rule.map(native), counter, text }
     }
@@ -72,10 +73,10 @@ impl RuleView {
         Self { rule: rule.cloned(), counter, text }
     }
 
-    /// Returns the action; `None` for a rule that detour would not write.
+    /// Returns the target; `None` for a rule that detour would not write.
     #[must_use]
-    pub fn action(&self) -> Option<&NativeAction> {
-        self.rule.as_ref().map(|rule| &rule.action)
+    pub fn target(&self) -> Option<&Target> {
+        self.rule.as_ref().map(|rule| &rule.target)
     }
 
     /// Returns the conditions; none for a rule that detour would not write.
@@ -87,10 +88,7 @@ impl RuleView {
     /// Returns the chain that the rule jumps to; `None` for a rule that detour would not write.
     #[must_use]
     pub fn jump_target(&self) -> Option<&str> {
-        match self.action() {
-            Some(NativeAction::Jump(chain)) => Some(chain),
-            _ => None,
-        }
+        self.target()?.jump()
     }
 }
 

@@ -5,7 +5,7 @@
 use crate::cni::{Block, Error, NetConf};
 use crate::pod::PodRef;
 use crate::pod::well_known::INJECTION_STATUS;
-use crate::sub_plugins::{self, SubPlugin};
+use crate::sub_plugins::{self, guards};
 
 /// Returns whether Istio's injector has processed the pod, according to the container runtime; `None` if the runtime
 /// passes no annotations.
@@ -27,17 +27,12 @@ pub(super) enum Asked {
 
 /// Returns who is asked for the facts of a pod with the sub-plugins in `chain`.
 pub(super) fn asked(conf: &NetConf, chain: &[Block]) -> Asked {
-    if is_injected(conf) != Some(false) || has_guard(chain) {
+    // With the guard, every pod waits, because only labels show whether it is in the ambient mesh.
+    if is_injected(conf) != Some(false) || guards(chain).next().is_some() {
         return Asked::All;
     }
     // Only exclusions apply to pods in the ambient mesh, which also depends on their namespaces.
     if sub_plugins::wants(chain).namespace { Asked::Memory } else { Asked::Nothing }
-}
-
-/// Returns whether the chain has the guard: then every pod waits, because only labels show whether it is in the ambient
-/// mesh.
-fn has_guard(chain: &[Block]) -> bool {
-    chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::MeshGuard))
 }
 
 /// Checks that a pod without facts can start: that its annotations from the runtime show that it is not redirected.
@@ -64,7 +59,7 @@ pub(super) fn check(pod: &PodRef, conf: &NetConf, error: Error) -> Result<String
 /// Returns a line that explains that the pod is not redirected, if the annotations from the runtime show it. `cause` is
 /// why only these annotations are known.
 pub(super) fn not_injected(conf: &NetConf, cause: impl FnOnce() -> String) -> Option<String> {
-    (is_injected(conf) == Some(false) && !has_guard(&conf.chain)).then(|| {
+    (is_injected(conf) == Some(false) && guards(&conf.chain).next().is_none()).then(|| {
         let cause = cause();
         format!("not redirected: annotation {INJECTION_STATUS} is missing according to the container runtime; {cause}")
     })

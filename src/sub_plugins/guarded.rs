@@ -9,14 +9,19 @@ use super::grants::selects;
 use super::istio_redirect::{self, OverridingLayers};
 use super::mesh_guard::MeshGuard;
 use super::requests::{Requests, StartedWith};
-use super::sub_plugin::Note;
-use crate::cni::{Code, Error};
+use super::sub_plugin::{Note, SubPlugin};
+use crate::cni::{Block, Code, Error};
 use crate::pod::well_known::INTERCEPTION_MODE;
 use crate::policy::{AmbientGuard, Guard, Interception};
 
 /// Why a pod with the init container istio-init has no guard.
 pub const UNGUARDED: &str = "mesh-guard: the pod gets no guard: its init container istio-init redirects it after other \
     containers have used the network; use Istio's CNI plugin or detour instead of istio-init";
+
+/// Returns the blocks of the guard in a chain.
+pub fn guards(chain: &[Block]) -> impl Iterator<Item = &Block> {
+    chain.iter().filter(|block| SubPlugin::of(block) == Some(SubPlugin::MeshGuard))
+}
 
 /// Returns the guard of a pod in the mesh; `None` if the chain has none, or an administrator excludes the namespace.
 /// `interception` is what the chain's own redirection does. `running` is what a running pod has; `None` for a new pod. What

@@ -2,7 +2,8 @@
 
 use crate::as_nftables;
 use crate::packet::{Outcome, Packet};
-use detour_cni::firewall::rule::{CtState, Is, Match, Name, Rule, Table, Target};
+use detour_cni::firewall::rule::{CtState, Is, Match, Name, Rule, Table};
+use detour_cni::firewall::target::Target;
 use detour_cni::firewall::{RuleFormat, Ruleset, TableRules};
 use detour_cni::policy::{IdRange, PortRange, Protocol};
 use ipnet::IpNet;
@@ -61,6 +62,7 @@ fn pass(table: &TableRules, rules: &[Rule], packet: &Packet, outcome: &mut Outco
                 outcome.mark = outcome.connection_mark;
                 continue;
             }
+            native => panic!("{native:?} in the rules of a redirection"),
         }
         return true;
     }

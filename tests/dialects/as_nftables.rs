@@ -2,8 +2,9 @@
 
 use crate::packet::{Outcome, Packet};
 use detour_cni::firewall::native::NativeTables;
-use detour_cni::firewall::native::rule::{Condition, Key, NativeAction, NativeChain, NativeRule};
+use detour_cni::firewall::native::rule::{Condition, Key, NativeChain, NativeRule};
 use detour_cni::firewall::rule::{Family, Hook, Name};
+use detour_cni::firewall::target::Target;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -31,36 +32,36 @@ fn pass(chains: &BTreeMap<Name, NativeChain>, chain: &NativeChain, packet: &Pack
         if !meets(rule, packet, outcome) {
             continue;
         }
-        match &rule.action {
-            NativeAction::Return => return false,
-            NativeAction::Accept => return true,
-            NativeAction::KeepDestination => {
+        match &rule.target {
+            Target::Return => return false,
+            Target::Accept => return true,
+            Target::KeepDestination => {
                 outcome.fixed = true;
                 return true;
             }
-            NativeAction::Drop | NativeAction::Reset | NativeAction::Reject => {
+            Target::Drop | Target::Reset | Target::Reject => {
                 outcome.dropped = true;
                 return true;
             }
-            NativeAction::Redirect(port) => {
+            Target::Redirect(port) => {
                 outcome.redirected_to = Some(*port);
                 return true;
             }
-            NativeAction::Tproxy { port, mark } if packet.has_listener => {
+            Target::Tproxy { port, mark } if packet.has_listener => {
                 (outcome.assigned_to, outcome.mark) = (Some(*port), *mark);
                 return true;
             }
-            NativeAction::Tproxy { .. } => {}
-            NativeAction::Jump(to) => {
+            Target::Tproxy { .. } => {}
+            Target::Jump(to) => {
                 if pass(chains, &chains[to], packet, outcome) {
                     return true;
                 }
             }
-            NativeAction::Goto(to) => return pass(chains, &chains[to], packet, outcome),
-            NativeAction::Zone(zone) => drop(outcome.zone.get_or_insert(*zone)),
-            NativeAction::SetMark(mark) => outcome.mark = *mark,
-            NativeAction::SaveMark => outcome.connection_mark = outcome.mark,
-            NativeAction::RestoreMark => outcome.mark = outcome.connection_mark,
+            Target::Goto(to) => return pass(chains, &chains[to], packet, outcome),
+            Target::Zone(zone) => drop(outcome.zone.get_or_insert(*zone)),
+            Target::SetMark(mark) => outcome.mark = *mark,
+            Target::SaveMark => outcome.connection_mark = outcome.mark,
+            Target::RestoreMark => outcome.mark = outcome.connection_mark,
         }
     }
     false

@@ -4,7 +4,8 @@
 use crate::run::{Run, detour, file};
 use crate::support::new_netns::in_new_netns;
 use detour_cni::firewall::nfnetlink::NfSocket;
-use detour_cni::firewall::rule::{Family, Hook, Is, Rule, Table, Target};
+use detour_cni::firewall::rule::{Family, Hook, Is, Rule, Table};
+use detour_cni::firewall::target::Target;
 use detour_cni::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use detour_cni::printable::is_interpreted;
 use serde_json::{Value, json};
