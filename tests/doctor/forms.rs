@@ -1,11 +1,9 @@
 //! How the doctor is called, and what it prints.
 
 use crate::compare;
-use crate::programs::DETOUR;
 use crate::scene::{CONF, POD, Plan, Scene, line, scene};
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::process::Command;
 
 fn probed(scene: &Scene) -> Value {
     scene.report(&[&POD[..], &["--probe"]].concat())
@@ -189,28 +187,6 @@ fn every_field_and_every_check_is_documented() {
             assert!(section.contains(&format!("`{group}`")), "docs/reports.md: {group}");
         }
     });
-}
-
-#[test]
-fn wrong_usage_is_code_2_and_examples_are_in_the_help() {
-    let run = |arguments: &[&str]| {
-        Command::new(&*DETOUR).arg("doctor").args(arguments).env_clear().output().expect("it starts")
-    };
-    for arguments in [
-        &["web-0"][..],
-        &["-n", "shop"],
-        &["--probe"],
-        &["--node", "-n", "a", "b"],
-        &["--platform", "x"],
-        &["--conf", "x"],
-        &["--root", "/no/such/directory"],
-    ] {
-        let output = run(arguments);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
-        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{output:?}");
-    }
-    let help = String::from_utf8(run(&["--help"]).stdout).expect("text");
-    assert!(help.contains("detour doctor -n shop web-0 --probe") && help.contains("Exit codes: "), "{help}");
 }
 
 /// As an earlier version installed it.

@@ -101,22 +101,6 @@ fn names_in_a_manifest_are_escaped() {
 }
 
 #[test]
-fn names_of_containers_in_notes_are_escaped() {
-    let mut pod = pod();
-    pod["metadata"]["annotations"]["detour.io/exclude-containers"] = "*x,X*".into();
-    pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] = "default/c".into();
-    let chain = json!([{"type": "istio-redirect"}, {"type": "container-exclude"}]);
-    let conf = json!({"name": "c", "type": "detour", "kubernetes": {"kubeconfig": "/k"}, "chain": chain});
-    let conf = file("containers.conf", &conf.to_string());
-    let explain = ["explain", "-f", "-", "--config", &conf];
-    let error = detour(&explain, &manifest(&pod), &[]);
-    assert!(error.code == 1 && error.stdout.contains("invalid value \"X*\""), "{error:?}");
-    assert_harmless(&error.stdout, "error");
-    pod["metadata"]["annotations"]["detour.io/exclude-containers"] = "*x".into();
-    assert_all_formats_harmless(&explain, &manifest(&pod), &format!("it has {HOSTILE}, istio-proxy"));
-}
-
-#[test]
 fn names_in_errors_are_escaped() {
     let mut pod = pod();
     pod["metadata"]["annotations"]["detour.io/exclude-uids"] = HOSTILE.into();

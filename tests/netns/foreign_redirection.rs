@@ -1,7 +1,7 @@
 //! Exclusions for pods that istio-init or the real istio-cni redirects, before or after detour's call; removing the
 //! exclusions leaves the redirection unchanged.
 
-use crate::configuration::{chain, exclude_1337, excludedns, story};
+use crate::configuration::{chain, exclude_1337, story};
 use crate::expectations::*;
 use crate::istio::{Dns, redirected_world, rules};
 use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
@@ -60,34 +60,10 @@ fn added_to_a_redirected_world(dns: Dns, configuration: impl Fn(&World) -> Value
     assert_eq!(saved(&world), before);
 }
 
-#[test]
-fn exclusions_without_facts_work_for_another_tools_redirection() {
-    added_to_a_redirected_world(Dns::Left, |_| excludedns());
-}
-
 /// The other tool's redirection stays, and detour does not add a second one.
 #[test]
 fn an_existing_redirection_is_not_duplicated() {
     added_to_a_redirected_world(Dns::Captured, |world| exclude_1337(&story(world, Dns::Captured, &[])));
-}
-
-fn redirected_after_exclusions(dns: Dns) {
-    let world = World::new(Families::Both);
-    let configuration = exclusions(&world, dns);
-    world.add(&configuration);
-    redirect(&world, dns);
-    world.call("CHECK", &configuration).run().done();
-    a_query_leaves_one_replied_entry(&world, VAULT_INIT, RESOLVER);
-    is_excluded(&world, dns);
-    world.call("DEL", &configuration).run().done();
-    for (&family, left) in world.families().iter().zip(saved(&world)) {
-        assert_eq!(left, Ruleset::parse(&rules(family, dns, PROXY.uid)));
-    }
-}
-
-#[test]
-fn exclusions_work_for_a_later_redirection() {
-    redirected_after_exclusions(Dns::Left);
 }
 
 /// The pod disables DNS capture, but the other tool captures DNS. Excluded queries get through; the next ADD adds

@@ -38,46 +38,6 @@ fn existing_and_selected_secondary_interfaces_are_excluded() {
     assert!(!rules.contains("eth0"), "{rules}");
 }
 
-/// A primary user-defined network of OVN-Kubernetes: `eth0` carries only probes, and the pod's default route is on
-/// another interface.
-#[test]
-fn an_interface_with_the_default_route_is_captured() {
-    let world = World::new(Families::Both);
-    for (interface, peer) in [("ovn-udn1", "far0"), ("net2", "far1"), ("data0", "far2"), ("shown0", "far3")] {
-        world.ip(&["link", "add", interface, "type", "veth", "peer", "name", peer]);
-        world.ip(&["link", "set", interface, "up"]);
-    }
-    world.ip(&["route", "del", "default"]);
-    world.ip(&["route", "add", "default", "dev", "ovn-udn1"]);
-    world.ip(&["-6", "route", "del", "default"]);
-    world.ip(&["-6", "route", "add", "default", "dev", "net2"]);
-    let status = [("k8s.v1.cni.cncf.io/network-status", r#"[{\"interface\": \"shown0\", \"default\": true}]"#)];
-    let pod = manifest(false, PROXY, &status).replace("default/istio-cni", "default/istio-cni, a, b");
-    for dialect in ["iptables", "nftables"] {
-        let manifests = world.manifests(&[NAMESPACE, &pod]);
-        let mut configuration = chain(
-            &manifests,
-            json!([{ "type": "istio-redirect", "capture_secondary_networks": false, "exclude_interfaces": "data0" }]),
-        );
-        configuration["dialect"] = dialect.into();
-        world.add(&configuration);
-        let rules = format!(
-            "{:?}{:?}{:?}",
-            world.iptables_save(Family::V4),
-            world.iptables_save(Family::V6),
-            world.native_tables()
-        );
-        for captured in ["ovn-udn1", "net2", "shown0"] {
-            assert!(!rules.contains(captured), "{captured} is excluded: {rules}");
-        }
-        for excluded in ["data0", "net1", "net3"] {
-            assert!(rules.contains(excluded), "{excluded} is captured: {rules}");
-        }
-        world.call("CHECK", &configuration).run().done();
-        world.call("DEL", &configuration).run().done();
-    }
-}
-
 /// As OVN-Kubernetes reports it for a pod with a primary user-defined network.
 const UDN_STATUS: &str =
     r#"[{\"interface\": \"eth0\"}, {\"interface\": \"ovn-udn1\", \"ips\": [\"10.90.0.2\"], \"default\": true}]"#;
@@ -190,27 +150,6 @@ fn aliases_and_prefixes_are_not_interfaces() {
         let rules = format!("{:?}{:?}", world.iptables_save(Family::V4), world.native_tables());
         assert!(!rules.contains("eth0:7"), "{rules}");
         world.call("DEL", &configuration).run().done();
-    }
-}
-
-#[test]
-fn an_alias_in_a_list_is_refused_with_pod_and_key() {
-    let world = World::new(Families::V4);
-    for annotation in ["excludeInterfaces", "kubevirtInterfaces"].map(|name| format!("traffic.sidecar.istio.io/{name}"))
-    {
-        let manifests = story(&world, Dns::Left, &[(&annotation, "eth0:7")]);
-        let output = world.call("ADD", &chain(&manifests, json!([{ "type": "istio-redirect" }]))).run();
-        assert_eq!(output.refused().0, 7);
-        let msg = output.stdout["msg"].as_str().expect("text");
-        for part in ["shop/web-0", &annotation, "\"eth0:7\"", "no alias such as eth0:7"] {
-            assert!(msg.contains(part), "{part}: {msg}");
-        }
-    }
-    for key in ["exclude_interfaces", "reroute_virtual_interfaces"] {
-        let chained = json!([{ "type": "istio-redirect", key: ["eth0:7"] }]);
-        let output = world.call("ADD", &chain(&story(&world, Dns::Left, &[]), chained)).run();
-        assert_eq!(output.refused().0, 7);
-        assert!(output.stdout["msg"].as_str().expect("text").contains(key), "{}", output.stdout);
     }
 }
 
