@@ -170,7 +170,7 @@ impl AgentArguments {
         let flag = "--plugin-service-account";
         let Some(name) = self.plugin_service_account.as_ref().filter(|name| !name.is_empty()) else { return Ok(None) };
         let (account, plugin) = (self.account(runtime, flag)?, self.own_object(flag, name)?);
-        Ok(Some(PluginToken::new(account, plugin, metrics.clone(), runtime.tasks().clone())))
+        Ok(Some(PluginToken::start(account, plugin, metrics.clone(), runtime.tasks())))
     }
 
     fn own_daemon_set(&self, runtime: &AgentRuntime) -> Result<Option<DaemonSet>> {

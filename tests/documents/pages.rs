@@ -370,6 +370,7 @@ fn the_limits_are_those_of_the_source() {
         ("cluster/resources.rs", "MAX_CONFIG: usize = 256 << 10;", "`spec.config`", "256 KiB"),
         ("netlink/socket.rs", "objects: 20_000, bytes: 16 << 20", "tables, netfilter chains", "20000 objects, 16 MiB"),
         ("firewall/containers.rs", "MAX_ELEMENTS: u32 = 1024;", "running excluded containers", "1024"),
+        ("agent/nri/session.rs", "START_TIMEOUT: Duration = Duration::from_secs(1);", "the container runtime", "1 s;"),
         ("cni/document.rs", "MAX_CONFIGURATION: usize = 4 << 20;", "stdin", "4 MiB"),
         ("cni/document.rs", "MAX_VALUES: usize = 100_000;", "stdin", "100,000 values"),
         ("agent/facts/cache.rs", "MAX_TOTAL: usize = 24 << 20;", "a pod or definition", "24 MiB"),

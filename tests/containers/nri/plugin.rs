@@ -1,18 +1,18 @@
-//! The plugin on its own thread, and its reports.
+//! The plugin on its own thread, and what it reports to another one.
 
-use super::directory::Directory;
 use super::peer::{Peer, Runtime};
-use detour_cni::agent::nri::{self, NriContainer, NriHandler, NriPod, NriStatus};
-use std::io::{PipeWriter, pipe};
+use crate::support::directory::Directory;
+use detour_cni::agent::nri::{self, NriContainer, NriPod, NriReport, NriStatus};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot};
 
 /// The limit of each wait.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A call of the handler.
+/// A report of the runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Call {
     Synchronize(Vec<NriPod>, Vec<NriContainer>),
@@ -29,46 +29,10 @@ pub(crate) enum Report {
     Status(NriStatus),
 }
 
-/// A handler that reports its calls, and then does `work`.
-struct Recorder<W> {
-    reports: Sender<Report>,
-    work: W,
-}
-
-impl<W: FnMut(&Call) + Send> Recorder<W> {
-    fn record(&mut self, call: Call) {
-        // Fails if the test has ended.
-        let _ = self.reports.send(Report::Call(call.clone()));
-        (self.work)(&call);
-    }
-}
-
-impl<W: FnMut(&Call) + Send> NriHandler for Recorder<W> {
-    fn synchronize(&mut self, pods: Vec<NriPod>, containers: Vec<NriContainer>) {
-        self.record(Call::Synchronize(pods, containers));
-    }
-
-    fn start(&mut self, pod: &NriPod, container: &NriContainer) {
-        self.record(Call::Start(pod.clone(), container.clone()));
-    }
-
-    fn started(&mut self, pod: &NriPod, container: &NriContainer) {
-        self.record(Call::Started(pod.clone(), container.clone()));
-    }
-
-    fn stopped(&mut self, pod: &NriPod, container: &NriContainer) {
-        self.record(Call::Stopped(pod.clone(), container.clone()));
-    }
-
-    fn removed(&mut self, pod: &NriPod, container: &NriContainer) {
-        self.record(Call::Removed(pod.clone(), container.clone()));
-    }
-}
-
 /// A running plugin. It ends with this value.
 pub(crate) struct Plugin {
     reports: Receiver<Report>,
-    end: Option<PipeWriter>,
+    end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -78,14 +42,39 @@ impl Plugin {
         Self::start_with(socket, |_| {})
     }
 
-    /// Starts a plugin whose handler does `work` in each call.
-    pub(crate) fn start_with(socket: &Path, work: impl FnMut(&Call) + Send + 'static) -> Self {
-        let ((sender, reports), (ended, end)) = (channel(), pipe().expect("a pipe"));
-        let (socket, handler) = (socket.to_owned(), Recorder { reports: sender.clone(), work });
-        let report = move |status| {
-            let _ = sender.send(Report::Status(status));
-        };
-        let thread = thread::spawn(move || nri::run(&socket, handler, report, ended));
+    /// Starts a plugin; the receiver of its reports does `work` for each call, and then answers.
+    pub(crate) fn start_with(socket: &Path, mut work: impl FnMut(&Call) + Send + 'static) -> Self {
+        let ((sender, reports), (end, ended), (reported, mut received)) =
+            (channel(), oneshot::channel(), mpsc::channel(64));
+        let socket = socket.to_owned();
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
+            runtime.block_on(async {
+                tokio::select! {
+                    () = nri::run(&socket, reported) => {}
+                    _ = ended => {}
+                }
+            });
+        });
+        thread::spawn(move || {
+            while let Some(report) = received.blocking_recv() {
+                let (call, answer) = match report {
+                    NriReport::Status(status) => {
+                        let _ = sender.send(Report::Status(status));
+                        continue;
+                    }
+                    NriReport::Start(pod, container, answer) => (Call::Start(pod, container), Some(answer)),
+                    NriReport::Synchronized(pods, containers) => (Call::Synchronize(pods, containers), None),
+                    NriReport::Started(pod, container) => (Call::Started(pod, container), None),
+                    NriReport::Stopped(pod, container) => (Call::Stopped(pod, container), None),
+                    NriReport::Removed(pod, container) => (Call::Removed(pod, container), None),
+                };
+                // Fails if the test has ended.
+                let _ = sender.send(Report::Call(call.clone()));
+                work(&call);
+                answer.map(|answer| answer.send(()));
+            }
+        });
         Self { reports, end: Some(end), thread: Some(thread) }
     }
 
@@ -137,9 +126,9 @@ impl Plugin {
         begin.elapsed()
     }
 
-    /// Waits until the plugin's thread has panicked.
-    pub(crate) fn panicked(mut self) {
-        assert!(self.thread.take().expect("it runs").join().is_err());
+    /// Waits until the plugin ends by itself.
+    pub(crate) fn ended(mut self) {
+        self.thread.take().expect("it runs").join().expect("no panic");
     }
 }
 

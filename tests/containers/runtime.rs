@@ -1,7 +1,7 @@
 //! The simulated runtime: it reports the pods and containers of a node to the plugins that are connected.
 
 use crate::container::Container;
-use crate::peer::{Peer, Runtime as Socket, bytes, integer};
+use crate::nri::peer::{Peer, Runtime as Socket, bytes, integer};
 use crate::scene::Pod;
 use std::path::Path;
 use std::time::{Duration, Instant};
