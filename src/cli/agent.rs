@@ -1,7 +1,8 @@
 //! `detour agent`: keeps the plugin installed, serves pod facts to the plugin, and repairs pods that bypass the
 //! sidecar.
 
-use super::install::{GivenKeys, InstallOptions, PROGRAM_FILE, agent_namespace, own_kubeconfig, program_digest};
+use super::cluster::own_kubeconfig;
+use super::install::{GivenKeys, InstallOptions, PROGRAM_FILE, agent_namespace, program_digest};
 use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
 use clap::builder::{PossibleValuesParser, TypedValueParser};

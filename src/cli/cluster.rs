@@ -1,10 +1,9 @@
 //! The cluster of a command, its kubeconfig, and the files that the command line names.
 
-use super::install::own_kubeconfig;
 use super::kubectl::Kubectl;
 use super::output::CommandError;
 use clap::Args;
-use detour_cni::agent::install::{HostPath, HostRoot, InstalledText, InstalledTexts, NodeFiles};
+use detour_cni::agent::install::{HostPath, HostRoot, InstalledText, InstalledTexts, NodeFiles, state_path};
 use detour_cni::cluster::{self, Api, Cluster};
 use detour_cni::cni::{
     CniCommand, Code, Error, Kubernetes, NODE_CONFIGURATION, NetConf, OWN_TYPES, is_configuration_file,
@@ -155,6 +154,11 @@ impl NodeArguments {
     pub(super) fn node(&self) -> Result<NodeFiles, CommandError> {
         Ok(NodeFiles::new(HostRoot::new(self.root()?)))
     }
+}
+
+/// Returns the path of the kubeconfig that the installation writes.
+pub(super) fn own_kubeconfig() -> HostPath {
+    state_path("kubeconfig")
 }
 
 /// Whether a configuration names a type of this program.

@@ -4,7 +4,7 @@ mod attachments;
 mod options;
 
 pub(super) use attachments::GivenKeys;
-pub(super) use options::{InstallOptions, agent_namespace, own_kubeconfig, parse_file_name};
+pub(super) use options::{InstallOptions, agent_namespace, parse_file_name};
 
 use super::cluster::NodeArguments;
 use anyhow::{Context, Result};

@@ -2,13 +2,13 @@
 //! describe.
 
 use super::attachments::{Attachment, GivenKeys};
-use crate::cli::cluster::NodeArguments;
+use crate::cli::cluster::{NodeArguments, own_kubeconfig};
 use crate::cli::output::CommandError;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{
     ConfigurationTarget, DesiredState, Digest, EntrySettings, HostPath, NodeFiles, OWN_LIST, PROGRAM, Platform,
-    kubeconfig, server_url, state_path,
+    kubeconfig, server_url,
 };
 use detour_cni::cluster::{Api, KubeconfigSummary};
 use detour_cni::cni::{
@@ -415,11 +415,6 @@ impl InstallOptions {
 /// Returns the namespace of the agent's pods.
 pub(in crate::cli) fn agent_namespace() -> Option<String> {
     env::var("POD_NAMESPACE").ok().filter(|namespace| !namespace.is_empty())
-}
-
-/// Returns the path of the kubeconfig that the installation writes.
-pub(in crate::cli) fn own_kubeconfig() -> HostPath {
-    state_path("kubeconfig")
 }
 
 /// Returns path and text of the node configuration for the configurations of these networks.
