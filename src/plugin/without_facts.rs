@@ -59,7 +59,7 @@ pub(super) fn check(pod: &PodRef, conf: &NetConf, error: Error) -> Result<String
 /// Returns a line that explains that the pod is not redirected, if the annotations from the runtime show it. `cause` is
 /// why only these annotations are known.
 pub(super) fn not_injected(conf: &NetConf, cause: impl FnOnce() -> String) -> Option<String> {
-    (is_injected(conf) == Some(false) && !guards(&conf.chain).next().is_some()).then(|| {
+    (is_injected(conf) == Some(false) && guards(&conf.chain).next().is_none()).then(|| {
         let cause = cause();
         format!("not redirected: annotation {INJECTION_STATUS} is missing according to the container runtime; {cause}")
     })
