@@ -131,6 +131,7 @@ impl AgentArguments {
         let metrics = Metrics::default();
         let runtime = AgentRuntime::new().context("can't create the agent's event loop")?;
         let plugin_token = as_usage(self.plugin_token(&metrics, &runtime))?;
+        let daemon_set = as_usage(self.own_daemon_set(&runtime))?;
         let services = self.services(&runtime);
         let desired = DesiredSource {
             arguments: self,
@@ -149,7 +150,7 @@ impl AgentArguments {
             sources: self.install.source_directories(),
             owner: as_usage(self.owner())?,
             on_exit: self.on_exit,
-            daemon_set: as_usage(self.own_daemon_set(&runtime))?,
+            daemon_set,
             health_address: self.health_address,
             metrics,
             services: services.clone(),

@@ -1,8 +1,8 @@
 //! The flags of an installation, which `detour install` and `detour agent` share, and the desired state that they
 //! describe.
 
-use super::NodeArguments;
 use super::attachments::{Attachment, GivenKeys};
+use crate::cli::cluster::NodeArguments;
 use crate::cli::output::CommandError;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{ArgAction, Args};
@@ -111,10 +111,9 @@ impl InstallOptions {
     /// Returns the node's files.
     ///
     /// # Errors
-    /// Those of [`NodeArguments::check_root`]; flags contradict each other.
+    /// Those of [`NodeArguments::root`]; flags contradict each other.
     pub(in crate::cli) fn node(&self) -> Result<NodeFiles, CommandError> {
-        self.place.check_root()?;
-        let node = self.place.node();
+        let node = self.place.node()?;
         let platform = self.platform(&node);
         let is_chained = self.chained.unwrap_or(platform.chained);
         let default =
@@ -332,7 +331,7 @@ impl InstallOptions {
     ///
     /// `kubeconfig` is the one that the whole configuration names, and `place` is where it is set.
     fn check_credentials(&self, node: &NodeFiles, kubeconfig: Option<&HostPath>, place: &str) -> Result<Vec<String>> {
-        let root = self.place.root().display();
+        let root = self.place.root()?.display();
         let unusable = |file: String| {
             format!("{file}: the plugin can't use this file of the node (below --root {root}); create it first")
         };
@@ -352,7 +351,7 @@ impl InstallOptions {
     fn read_kubeconfig(&self, node: &NodeFiles, path: &HostPath) -> Result<KubeconfigSummary> {
         let reached = node.reach(path)?;
         read_trusted(&reached, MAX_CREDENTIAL)?;
-        KubeconfigSummary::read(self.place.root(), &reached).map_err(|error| anyhow!("{error}"))
+        KubeconfigSummary::read(self.place.root()?, &reached).map_err(|error| anyhow!("{error}"))
     }
 
     fn platform(&self, node: &NodeFiles) -> &'static Platform {

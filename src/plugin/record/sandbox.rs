@@ -1,6 +1,5 @@
 //! What the attachments of a pod sandbox share, and which pod sandbox a network namespace belongs to.
 
-use super::attachment::{AttachmentRecord, fixtures};
 use crate::cni::{Code, Error};
 use crate::firewall::CreatedTables;
 use crate::netns::{Fixtures, NetNs, NetnsId};
@@ -10,25 +9,25 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The saved state that the attachments of a pod sandbox share.
+/// The saved state that the attachments of a pod sandbox share. In 0.2.0, the record of each attachment had these keys; it
+/// still has those that a rollback needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub(in crate::plugin) struct SandboxRecord {
     /// The network namespace.
-    netns_id: Option<NetnsId>,
+    pub(in crate::plugin) netns_id: Option<NetnsId>,
     /// Its path.
     #[serde(rename = "netns")]
     netns_path: Option<PathBuf>,
     /// When the first attachment was added to it, in nanoseconds since the node's boot; zero if unknown.
     #[serde(rename = "added_at")]
-    added_since_boot: u64,
+    pub(super) added_since_boot: u64,
     /// Whether there may be rules for IPv6.
-    #[serde(default)]
     pub(super) ip6: bool,
     /// Tables and built-in chains that were created.
-    #[serde(default, rename = "made")]
+    #[serde(rename = "made")]
     pub(in crate::plugin) created_tables: CreatedTables,
     /// Routes, policy rules and addresses that were added.
-    #[serde(default)]
     pub(in crate::plugin) fixtures: Fixtures,
 }
 
@@ -43,6 +42,10 @@ impl SandboxRecord {
             None
         });
         found.filter(|found| found.netns_id == Some(netns))
+    }
+
+    fn read_any(store: &Store, container_id: &str) -> Result<Option<Self>, Error> {
+        unless_damaged(store.read_shared(container_id, Self::FILE))
     }
 
     /// Writes the record of a pod sandbox.
@@ -75,56 +78,12 @@ impl SandboxRecord {
         }
     }
 
-    /// Adds what 0.2.0 saved in the record of an attachment.
-    pub(super) fn add_from(&mut self, record: &AttachmentRecord, is_recorded: bool) {
-        self.ip6 |= record.ip6;
-        self.created_tables.add(&record.created_tables);
-        match &record.fixtures {
-            Some(fixtures) => self.fixtures.extend(fixtures),
-            // Everything that the rules may need.
-            None if !is_recorded => {
-                let policies = [Some(&record.policy), record.previous_policy.as_ref()];
-                policies.into_iter().flatten().for_each(|policy| self.fixtures.extend(&fixtures(policy, true)));
-            }
-            None => {}
-        }
-        if !is_recorded && let (Some(id), Some(path)) = (record.netns_id, &record.netns_path) {
-            self.set_netns(path, id);
-            self.added_since_boot = record.added_since_boot;
-        }
-    }
-}
-
-/// Returns the time since the node's boot, in nanoseconds. Changes of the wall clock do not affect it.
-pub(in crate::plugin) fn since_boot() -> u64 {
-    let time = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default();
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// The part of a record that identifies its network namespace. A record of the primary plugin has the same keys.
-#[derive(Debug, Clone, Default, Deserialize)]
-pub(in crate::plugin) struct NetnsRecord {
-    /// The network namespace of the rules.
-    #[serde(alias = "sandbox")]
-    pub(in crate::plugin) netns_id: Option<NetnsId>,
-    /// The path of the network namespace.
-    #[serde(rename = "netns")]
-    pub(in crate::plugin) netns_path: Option<PathBuf>,
-    /// When the attachment was added, in nanoseconds since the node's boot; zero if unknown.
-    #[serde(default, rename = "added_at")]
-    added_since_boot: u64,
-}
-
-impl NetnsRecord {
-    /// Reads where the rules of an attachment are; `None` if its record is missing or damaged.
+    /// Reads these keys in the record of an attachment; `None` if it is missing or damaged.
     ///
     /// # Errors
     /// The record can't be read now.
-    pub(in crate::plugin) fn read(store: &Store, attachment: &Attachment) -> Result<Option<Self>, Error> {
-        match store.read_part(attachment) {
-            Err(error) if error.code == Code::State => Ok(None),
-            other => other,
-        }
+    pub(in crate::plugin) fn of_attachment(store: &Store, attachment: &Attachment) -> Result<Option<Self>, Error> {
+        unless_damaged(store.read_part(attachment))
     }
 
     /// Reads the path and the identity of an attachment's network namespace: from its record, or without rules from the
@@ -137,13 +96,9 @@ impl NetnsRecord {
         attachment: &Attachment,
     ) -> Result<Option<(PathBuf, NetnsId)>, Error> {
         let location = |found: Option<Self>| found.and_then(|found| found.netns_path.zip(found.netns_id));
-        let shared = || match store.read_shared(&attachment.container_id, SandboxRecord::FILE) {
-            Err(error) if error.code == Code::State => Ok(None),
-            other => other,
-        };
-        match location(Self::read(store, attachment)?) {
+        match location(Self::of_attachment(store, attachment)?) {
             Some(found) => Ok(Some(found)),
-            None => Ok(location(shared()?)),
+            None => Ok(location(Self::read_any(store, &attachment.container_id)?)),
         }
     }
 
@@ -151,19 +106,13 @@ impl NetnsRecord {
     /// its attachments.
     fn of_sandbox(store: &Store, container_id: &str, netns: &NetNs) -> Result<Option<Self>, Error> {
         let is_of_netns = |found: &Self| found.netns_id == Some(netns.id());
-        match store.read_shared::<Self>(container_id, SandboxRecord::FILE) {
-            Ok(Some(found)) => return Ok(Some(found).filter(is_of_netns)),
-            Err(error) if error.code != Code::State => return Err(error),
-            _ => {}
+        if let Some(found) = Self::read_any(store, container_id)? {
+            return Ok(Some(found).filter(is_of_netns));
         }
-        // Other programs may have files in the directory.
-        let attachments = store.attachments_of(container_id).unwrap_or_else(|error| {
-            tracing::debug!("{error}");
-            Vec::new()
-        });
         let mut newest: Option<Self> = None;
-        for attachment in attachments {
-            let found = Self::read(store, &attachment)?.filter(is_of_netns);
+        // Other programs may have files in the directory.
+        for attachment in store.attachments_of(container_id).unwrap_or_default() {
+            let found = Self::of_attachment(store, &attachment)?.filter(is_of_netns);
             newest = newest.into_iter().chain(found).max_by_key(|record| record.added_since_boot);
         }
         Ok(newest)
@@ -221,6 +170,23 @@ impl NetnsRecord {
     }
 }
 
+/// Returns what was read; `None` for a damaged record.
+fn unless_damaged<T>(read: Result<Option<T>, Error>) -> Result<Option<T>, Error> {
+    match read {
+        Err(error) if error.code == Code::State => {
+            tracing::debug!("{error}");
+            Ok(None)
+        }
+        other => other,
+    }
+}
+
+/// Returns the time since the node's boot, in nanoseconds. Changes of the wall clock do not affect it.
+pub(in crate::plugin) fn since_boot() -> u64 {
+    let time = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default();
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,11 +200,11 @@ mod tests {
         let netns = NetNs::open(Path::new("/proc/self/ns/net")).expect("readable").expect("a namespace");
         let attachment =
             |id: &str| Attachment { container_id: id.to_owned(), network: "n".to_owned(), ifname: "net1".to_owned() };
-        let mut record = AttachmentRecord { netns_id: Some(netns.id()), ..AttachmentRecord::default() };
-        record.netns_path = Some(netns.path().to_owned());
+        let mut record = SandboxRecord::default();
+        record.set_netns(netns.path(), netns.id());
         record.added_since_boot = 7;
-        record.write(&store, &attachment("other")).expect("writable");
-        let is_of_another = || NetnsRecord::is_of_another(&store, "own", None, &netns).expect("readable");
+        store.write(&attachment("other"), &record).expect("writable");
+        let is_of_another = || SandboxRecord::is_of_another(&store, "own", None, &netns).expect("readable");
         assert!(is_of_another(), "a record of 0.2.0");
         let elsewhere = (netns.path().to_owned(), NetnsId { inode: 1, ..netns.id() });
         SandboxRecord::claim(&store, "other", &elsewhere).expect("writable");
@@ -247,8 +213,8 @@ mod tests {
         assert!(is_of_another());
         SandboxRecord::claim(&store, "own", &(netns.path().to_owned(), netns.id())).expect("writable");
         assert!(!is_of_another(), "it was added later");
-        let location = NetnsRecord::location(&store, &attachment("own")).expect("readable");
+        let location = SandboxRecord::location(&store, &attachment("own")).expect("readable");
         assert_eq!(location, Some((netns.path().to_owned(), netns.id())), "of an attachment without rules");
-        assert_eq!(NetnsRecord::owner(&store, &netns).expect("readable").as_deref(), Some("own"));
+        assert_eq!(SandboxRecord::owner(&store, &netns).expect("readable").as_deref(), Some("own"));
     }
 }

@@ -1,35 +1,33 @@
-//! Why an attempt to reconcile the rules failed, and the errors of transactions that the kernel refused.
+//! Why an attempt to change the rules failed.
 
 use crate::cni::{Code, Error};
 use crate::firewall::nfnetlink::NfError;
 use crate::firewall::{self, Transaction};
 use nix::errno::Errno;
 
-/// The reason why one attempt failed.
-pub(super) enum Obstacle {
-    /// Another process changed the rules or the attachments concurrently.
-    Changed,
+/// Why an attempt failed.
+pub(super) enum Failure {
+    /// Another process changed the rules or the attachments concurrently, or the netlink socket failed with this error.
+    Retry(Option<Error>),
     /// The kernel does not support the rule format.
-    Unsupported(Error),
-    /// The netlink socket failed.
-    Socket(Error),
+    OtherFormat(Error),
     /// An error that a retry does not solve.
-    Final(Error),
+    Fatal(Error),
 }
 
-impl Obstacle {
-    pub(super) fn new(error: NfError, transaction: Option<&Transaction<'_>>) -> Self {
+impl Failure {
+    pub(super) fn of(error: NfError, transaction: Option<&Transaction<'_>>) -> Self {
         match error {
-            NfError::Changed => Self::Changed,
-            NfError::Socket(_) => Self::Socket(refused(&error, transaction)),
-            _ => Self::Final(refused(&error, transaction)),
+            NfError::Changed => Self::Retry(None),
+            NfError::Socket(_) => Self::Retry(Some(refused(&error, transaction))),
+            _ => Self::Fatal(refused(&error, transaction)),
         }
     }
 }
 
-impl From<Error> for Obstacle {
+impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::Final(error)
+        Self::Fatal(error)
     }
 }
 

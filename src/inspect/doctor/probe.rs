@@ -1,29 +1,33 @@
 //! Checks with real packets (`--probe`): a few are sent in the pod's network namespace to addresses that are reserved for
 //! documentation, and the real destination of each is compared with the policy.
 //!
-//! The application receives nothing. A connection that the proxy accepts is closed without a byte. If no process
-//! listens on the proxy's port, the doctor listens there for the moment, and a random token is sent through the
-//! redirection and echoed.
+//! The application receives nothing. A connection that the proxy accepts is closed without a byte. If no process listens
+//! on the proxy's port, the doctor listens there for the moment.
 
-mod socket;
-
-use crate::inspect::doctor::checks::{self, Check};
-use crate::inspect::doctor::listeners::{Listener, ProbeUser, Users};
-use socket::{ProbeResult, send_as};
-
+use super::checks::{self, Check};
+use super::report::{CheckVerdict, Results};
+use super::rules::{LOCK_TIMEOUT, ProbeUser, Users};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error};
+use crate::firewall::nfnetlink::{Connection, NfSocket};
+use crate::firewall::rule::protocol_number;
 use crate::firewall::{Arrival, Destination, Packet, RuleFormat, RulesetView, Sender};
-use crate::inspect::doctor::report::{CheckVerdict, Results};
-use crate::inspect::doctor::rules::LOCK_TIMEOUT;
 use crate::inspect::explain::covers_everything;
 use crate::netns::find::FoundNetns;
 use crate::netns::own_addresses;
 use crate::pod::Facts;
 use crate::policy::{DnsCapture, Exclusion, Ipv6, Policy, Protocol, Ranges, Redirect, TrafficOwner};
 use ipnet::IpNet;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, connect, getsockname, getsockopt, send, socket,
+    sockopt,
+};
+use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use std::fs::File;
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 const DNS_PORT: u16 = 53;
 /// UIDs that no container uses: `nobody`, and one above OpenShift's ranges.
@@ -46,10 +50,8 @@ pub(super) fn examine(
     found: Option<&FoundNetns>,
     policy: Option<&Policy>,
     facts: Option<&Facts>,
-    listeners: Option<&[Listener]>,
     results: &mut Results,
 ) {
-    let free = |port: u16| listeners.is_some_and(|all| !all.iter().any(|l| l.tcp && l.port == port));
     let mut shoot = |check: &Check, shot: &(dyn Fn(&Range<'_>) -> CheckVerdict + Sync)| {
         results.run(check, || {
             let (Some(found), Some(policy)) = (found, policy) else {
@@ -60,7 +62,7 @@ pub(super) fn examine(
             verdict.unwrap_or_else(|error| CheckVerdict::not_checked(error.to_string()))
         });
     };
-    shoot(checks::PROBE_CAPTURED, &|range| CheckVerdict::merged([range.outbound(free), range.dns()]));
+    shoot(checks::PROBE_CAPTURED, &|range| CheckVerdict::merged([range.outbound(), range.dns()]));
     shoot(checks::PROBE_EXCLUDED, &|range| CheckVerdict::merged([range.excluded(), range.excluded_dns()]));
 }
 
@@ -119,24 +121,24 @@ impl<'a> Range<'a> {
         [true, false].into_iter().filter_map(of).collect()
     }
 
-    fn outbound(&self, free: impl Fn(u16) -> bool) -> CheckVerdict {
+    fn outbound(&self) -> CheckVerdict {
         let Some(redirect) = self.policy.redirect() else {
             return CheckVerdict::not_checked("this plugin redirects nothing in the pod");
         };
         let to: Vec<_> = self.addresses(redirect).into_iter().map(|ip| SocketAddr::new(ip, self.port())).collect();
         let probes = self.captured(&to, Protocol::Tcp).into_iter().map(|(user, to)| {
             let loopback: IpAddr = if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-            let own = free(redirect.proxy_port).then(|| TcpListener::bind((loopback, redirect.proxy_port)));
-            let own = own.and_then(Result::ok);
-            self.send(user, to, Protocol::Tcp, &self.token, own.as_ref(), |fate| match fate {
-                ProbeResult { token: true, .. } => {
-                    Ok("a random token was echoed, with the doctor in the proxy's place".to_owned())
-                }
-                ProbeResult { taken: true, .. } => Ok("the proxy accepted the connection".to_owned()),
-                ProbeResult { .. } => Ok("the connection was not accepted".to_owned()),
+            // Connection tracking forgets a connection that is refused. The port is in use if the proxy listens.
+            let in_its_place = TcpListener::bind((loopback, redirect.proxy_port));
+            self.send(user, to, Protocol::Tcp, &[], |fate| {
+                Ok(match (fate.taken, &in_its_place) {
+                    (false, _) => "the connection was not accepted",
+                    (true, Ok(_)) => "the doctor accepted the connection in the proxy's place",
+                    (true, Err(_)) => "the proxy accepted the connection",
+                })
             })
         });
-        CheckVerdict::all(probes.collect(), "no probe address is redirected")
+        united(probes, "no probe address is redirected")
     }
 
     /// Returns the destinations to try: documentation addresses, or else addresses in the captured ranges.
@@ -161,10 +163,10 @@ impl<'a> Range<'a> {
         let to: Vec<_> = servers.into_iter().map(|server| SocketAddr::new(server, DNS_PORT)).collect();
         let query = self.query();
         let probes = self.captured(&to, Protocol::Udp).into_iter().map(|(user, to)| {
-            let answered = |fate: ProbeResult| Ok(if fate.taken { "answer received" } else { "no answer" }.to_owned());
-            self.send(user, to, Protocol::Udp, &query, None, answered)
+            let how = ["no answer", "answer received"];
+            self.send(user, to, Protocol::Udp, &query, |fate| Ok(how[usize::from(fate.taken)]))
         });
-        CheckVerdict::all(probes.collect(), "no user's DNS query is captured")
+        united(probes, "no user's DNS query is captured")
     }
 
     fn excluded(&self) -> CheckVerdict {
@@ -173,9 +175,9 @@ impl<'a> Range<'a> {
         let probes = user.into_iter().flat_map(|user| self.nowhere().into_iter().map(move |ip| (user, ip)));
         let probes = probes.map(|(user, ip)| {
             let to = SocketAddr::new(ip, self.port());
-            self.send(user, to, Protocol::Tcp, &self.token, None, |_| Ok("sent to its destination".to_owned()))
+            self.send(user, to, Protocol::Tcp, &[], |_| Ok("sent to its destination"))
         });
-        CheckVerdict::all(probes.collect(), "no user is excluded for all traffic")
+        united(probes, "no user is excluded for all traffic")
     }
 
     fn excluded_dns(&self) -> CheckVerdict {
@@ -195,13 +197,13 @@ impl<'a> Range<'a> {
             let query = &query;
             resolvers.iter().map(move |ip| {
                 let to = SocketAddr::new(*ip, DNS_PORT);
-                self.send(user, to, Protocol::Udp, query, None, |fate| match fate.entries {
-                    1 => Ok("tracked once".to_owned()),
+                self.send(user, to, Protocol::Udp, query, |fate| match fate.entries {
+                    1 => Ok("tracked once"),
                     entries => Err(format!("tracked {entries} times, so that its answers are lost")),
                 })
             })
         });
-        CheckVerdict::all(probes.collect(), "the pod has no address of the resolver's family")
+        united(probes, "the pod has no address of the resolver's family")
     }
 
     /// Returns a user whose traffic the owner covers.
@@ -234,14 +236,13 @@ impl<'a> Range<'a> {
         to: SocketAddr,
         protocol: Protocol,
         text: &[u8],
-        listener: Option<&TcpListener>,
-        how: impl FnOnce(ProbeResult) -> Result<String, String>,
+        how: impl FnOnce(ProbeResult) -> Result<&'static str, String>,
     ) -> CheckVerdict {
         let ProbeUser { uid, gid } = user;
         let Some(outside) = self.known_as.outside(user) else {
             return CheckVerdict::not_checked(format!("the pod has no UID {uid} (hostUsers: false)"));
         };
-        let fate = match send_as(outside, protocol, to, text, listener) {
+        let fate = match send_as(outside, protocol, to, text) {
             Ok(fate) => fate,
             Err(error) => return CheckVerdict::not_checked(error.to_string()),
         };
@@ -262,4 +263,95 @@ impl<'a> Range<'a> {
             Err(wrong) => CheckVerdict::fail(format!("{sent}; {wrong}"), DETOURED),
         }
     }
+}
+
+/// Unites the probes of a check; without one, the reason is `none`.
+fn united(probes: impl Iterator<Item = CheckVerdict>, none: &str) -> CheckVerdict {
+    let mut probes = probes.peekable();
+    if probes.peek().is_none() { CheckVerdict::not_checked(none) } else { CheckVerdict::merged(probes) }
+}
+
+/// The timeout for a handshake over lo, and for an answer, in milliseconds.
+const PROBE_TIMEOUT: u16 = 1000;
+
+/// The fate of a probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ProbeResult {
+    /// The source of the replies according to connection tracking: the real destination of the packets.
+    at: SocketAddr,
+    /// Whether the connection was accepted, or the datagram answered.
+    taken: bool,
+    /// The number of connection tracking entries.
+    entries: usize,
+}
+
+/// Sends a probe from the thread's network namespace: a datagram with `text`, or a connection without a byte.
+///
+/// # Errors
+/// The probe can't be sent, or connection tracking has no entry for it.
+fn send_as(user: ProbeUser, protocol: Protocol, to: SocketAddr, text: &[u8]) -> Result<ProbeResult, Error> {
+    let failed = |what: &str, errno: Errno| Error::new(Code::Io, format!("{to}/{protocol}: {what}: {errno}"));
+    let socket = owned_by(user, protocol, to).map_err(|errno| match errno {
+        Errno::EPERM => Error::new(
+            Code::Io,
+            format!("UID {}, GID {}: sending as another user needs CAP_SETUID and CAP_SETGID", user.uid, user.gid),
+        ),
+        errno => failed("can't open a socket", errno),
+    })?;
+    let outcome = connect(socket.as_raw_fd(), &SockaddrStorage::from(to));
+    if let Err(errno) = outcome
+        && errno != Errno::EINPROGRESS
+    {
+        return Err(failed("can't connect", errno));
+    }
+    let from = local(&socket).ok_or_else(|| failed("the socket has no local address", Errno::EINVAL))?;
+    if protocol == Protocol::Udp {
+        send(socket.as_raw_fd(), text, MsgFlags::empty()).map_err(|errno| failed("can't send", errno))?;
+    }
+    let direction = if protocol == Protocol::Udp { PollFlags::POLLIN } else { PollFlags::POLLOUT };
+    let (at, entries) = fate(protocol, from, to)?;
+    // The destination is reserved for documentation: only a redirected probe is answered.
+    let came = at != to && ready(&socket, direction);
+    let taken = came && getsockopt(&socket, sockopt::SocketError).is_ok_and(|error| error == 0);
+    Ok(ProbeResult { at, taken, entries })
+}
+
+/// Opens a socket as `user`. Rules match the fsuid and fsgid of the thread that opened the socket (xt_owner.c,
+/// nft_meta.c).
+fn owned_by(user: ProbeUser, protocol: Protocol, to: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let kind = if protocol == Protocol::Tcp { SockType::Stream } else { SockType::Datagram };
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    let before = (setfsgid(gid), setfsuid(uid));
+    // setfsuid(2) reports no error: only a second call shows whether the first one took effect ("BUGS").
+    let is_user = (setfsgid(gid), setfsuid(uid)) == (gid, uid);
+    let socket = match is_user {
+        true => socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None),
+        false => Err(Errno::EPERM),
+    };
+    setfsuid(before.1);
+    setfsgid(before.0);
+    socket
+}
+
+fn local(socket: &OwnedFd) -> Option<SocketAddr> {
+    let address: SockaddrStorage = getsockname(socket.as_raw_fd()).ok()?;
+    let v4 = address.as_sockaddr_in().map(|a| SocketAddr::from((a.ip(), a.port())));
+    v4.or_else(|| address.as_sockaddr_in6().map(|a| SocketAddr::from((a.ip(), a.port()))))
+}
+
+fn ready(socket: &OwnedFd, flags: PollFlags) -> bool {
+    let mut fds = [PollFd::new(socket.as_fd(), flags)];
+    poll(&mut fds, PollTimeout::from(PROBE_TIMEOUT)).is_ok_and(|ready| ready > 0)
+}
+
+/// Returns the real destination and the number of connection tracking entries.
+fn fate(protocol: Protocol, from: SocketAddr, to: SocketAddr) -> Result<(SocketAddr, usize), Error> {
+    let unread = |error| Error::new(Code::KernelRefused, format!("can't read connection tracking: {error}"));
+    let is_it = |c: &Connection| (c.protocol, c.source, c.destination) == (protocol_number(protocol), from, to);
+    let own = NfSocket::open().and_then(|mut socket| socket.connections(is_it)).map_err(unread)?;
+    let elsewhere = own.iter().find(|connection| connection.replies_from != to);
+    let landed = elsewhere.or(own.first()).map(|connection| connection.replies_from);
+    let none = || Error::new(Code::KernelRefused, format!("connection tracking has no entry for {from} to {to}"));
+    Ok((landed.ok_or_else(none)?, own.len()))
 }

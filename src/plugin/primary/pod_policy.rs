@@ -5,9 +5,8 @@ use super::PrimaryCall;
 use super::lazy_pod::LazyPod;
 use crate::cni::{Block, CniCommand, Error, NetConf, RuleFormat, primary_in_attachment};
 use crate::networks::PodNetwork;
-use crate::plugin::evaluation::evaluate;
+use crate::plugin::evaluation::{check_without_facts, evaluate};
 use crate::plugin::inputs::AddInputs;
-use crate::plugin::without_facts;
 use crate::pod::PodRef;
 use crate::policy::{Contradiction, Policy};
 use crate::sub_plugins::{self, SubPlugin, skip_reason};
@@ -153,9 +152,9 @@ pub(super) fn fetch_facts(
         if wants.pod
             && pod.needs_facts(&conf.chain)
             && skip_reason(conf, pod_ref).is_none()
-            && let Err(error) = pod.facts(pod_ref, wants.namespace)
+            && let Err(error) = pod.facts(pod_ref, &conf.chain, wants.namespace)
         {
-            without_facts::check(pod_ref, conf, error)?;
+            check_without_facts(pod_ref, conf, error)?;
         }
     }
     Ok(())
@@ -176,14 +175,10 @@ pub(super) fn desired_policy<'a>(
     let mut inputs = Vec::new();
     for InProcessAttachment { name, conf } in evaluated {
         let with_result = NetConf { prev_result: Some(default_result.clone()), ..conf.clone() };
-        let facts = |pod_ref: &PodRef, with_namespace| pod.facts(pod_ref, with_namespace);
-        let desired =
-            evaluate(call.request.args.pod.as_ref(), &with_result, pod.needs_facts(&conf.chain).then_some(&facts));
-        let desired = desired.and_then(|desired| {
-            desired.report_outside(call.request.args.pod.as_ref(), pod.cluster())?;
-            Ok(desired)
-        });
-        let desired = desired.map_err(|error| error.of_network(name))?;
+        let facts = |pod_ref: &PodRef, with_namespace| pod.facts(pod_ref, &conf.chain, with_namespace);
+        let (pod_ref, fetch) = (call.request.args.pod.as_ref(), pod.needs_facts(&conf.chain).then_some(&facts as _));
+        let desired = evaluate(pod_ref, &with_result, fetch).map_err(|error| error.of_network(name))?;
+        desired.report_outside(pod_ref, pod.cluster()).map_err(|error| error.of_network(name))?;
         tracing::info!(attachment = name, exclusions = desired.policy.exclusion_count(), "{}", desired.why);
         policies.push((name, desired.policy));
         ignored.extend(desired.ignored);
@@ -201,11 +196,7 @@ pub(super) fn desired_policy<'a>(
 /// Two policies contradict each other.
 pub fn united(policies: &[(&str, Policy)]) -> Result<Policy, Error> {
     let named: Vec<_> = policies.iter().map(|(name, policy)| (name, policy)).collect();
-    Policy::united(&named).map_err(|contradiction| of_networks(contradiction).into_error())
-}
-
-fn of_networks(contradiction: Contradiction) -> Contradiction {
-    Contradiction { first: format!("networks {}", contradiction.first), ..contradiction }
+    Policy::united(&named).map_err(|found| contradiction(&found.first, &found.second, found.what))
 }
 
 /// Returns the rule format that the attachments set, otherwise the node's.
@@ -222,5 +213,5 @@ pub(super) fn rule_format(node: &NetConf, evaluated: &[InProcessAttachment]) -> 
 }
 
 fn contradiction(first: &str, second: &str, what: String) -> Error {
-    of_networks(Contradiction { first: first.to_owned(), second: second.to_owned(), what }).into_error()
+    Contradiction { first: format!("networks {first}"), second: second.to_owned(), what }.into_error()
 }
