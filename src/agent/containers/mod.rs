@@ -13,7 +13,7 @@ use super::runtime::Tasks;
 use crate::cluster::agent::ContainersStatus;
 use crate::host_path::{HostPath, HostRoot};
 use crate::pod::PodRef;
-use task::Task;
+use task::{Question, Task};
 use tokio::sync::{mpsc, oneshot};
 
 /// The limit of questions that wait for the task.
@@ -29,12 +29,6 @@ pub struct ContainerSettings {
 /// A running task. It ends with the last clone.
 #[derive(Debug, Clone)]
 pub(super) struct ExcludedContainers(mpsc::Sender<Question>);
-
-/// Asks for the status of a sandbox.
-struct Question {
-    sandbox_id: String,
-    answer: oneshot::Sender<ContainersStatus>,
-}
 
 impl ContainerSettings {
     /// Starts the task. `damaged` gets the pods whose rules for excluded containers are missing; it is `None` if the agent

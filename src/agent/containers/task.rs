@@ -1,7 +1,6 @@
 //! The task that owns the state of all pod sandboxes. It waits for the runtime's reports, the results of checks, and
 //! questions; nothing in it blocks.
 
-use super::Question;
 use super::check::Checked;
 use super::sandbox::{Container, Sandbox};
 use crate::agent::metrics::Metrics;
@@ -16,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 use std::{fs, io};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -28,6 +27,12 @@ const MAX_JOBS: usize = 24;
 const GRACE: Duration = Duration::from_secs(2);
 /// The limit of the runtime's reports that wait for the task.
 const MAX_REPORTS: usize = 64;
+
+/// Asks for the status of a sandbox.
+pub(super) struct Question {
+    pub(super) sandbox_id: String,
+    pub(super) answer: oneshot::Sender<ContainersStatus>,
+}
 
 /// The saved state of the node: each sandbox with the time of its last change.
 type Scan = io::Result<BTreeMap<String, SystemTime>>;
