@@ -7,7 +7,7 @@ use super::output::CommandError;
 use super::print_error;
 use clap::Args;
 use detour_cni::cni::{Code, DEFAULT_INTERFACE, Error};
-use detour_cni::firewall::Sender;
+use detour_cni::firewall::{Destination, Sender};
 use detour_cni::inspect::{AppliedConf, LiveRules, ManifestTexts, PodManifest, PodSelector, Subject, node_hint};
 use detour_cni::netns::find::{FoundNetns, of_container, of_pod, of_uid};
 use detour_cni::netns::{NetNs, interface_with, outgoing_interface};
@@ -189,12 +189,15 @@ impl NetnsRules {
     ///
     /// # Errors
     /// The namespace can't be entered, or the kernel refuses the request.
-    pub(super) fn interface_of(&self, from: Sender, to: IpAddr) -> Result<String, Error> {
+    pub(super) fn interface_of(&self, from: Sender, to: Destination) -> Result<String, Error> {
+        let address = to.address.ip();
         let find = || match from {
-            Sender::Process { uid, .. } => outgoing_interface(to, Some(uid)),
-            Sender::Inbound(client) => match interface_with(to)? {
+            Sender::Process { uid, .. } => {
+                outgoing_interface(address, Some(uid), Some((to.protocol, to.address.port())))
+            }
+            Sender::Inbound(client) => match interface_with(address)? {
                 Some(interface) => Ok(Some(interface)),
-                None => outgoing_interface(client.unwrap_or_else(|| outside(to)), None),
+                None => outgoing_interface(client.unwrap_or_else(|| outside(address)), None, None),
             },
         };
         let found = match NetNs::open(&self.netns)? {

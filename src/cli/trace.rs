@@ -92,7 +92,7 @@ pub(super) fn run(arguments: &TraceArguments) -> Result<CommandOutput, CommandEr
             let read = arguments.namespace.read(pod.as_ref(), arguments.netns.as_deref(), &command)?;
             let interface = match &arguments.interface {
                 Some(interface) => interface.clone(),
-                None => read.interface_of(from, to.address.ip())?,
+                None => read.interface_of(from, to)?,
             };
             let rules = read.rules;
             let (view, senders) = (rules.view(), ExcludedSenders::live(&rules, root));

@@ -41,7 +41,7 @@ impl LiveRule {
     /// Returns what the rule does, without its conditions.
     pub(super) fn outline(&self) -> Cow<'_, Outline> {
         match &self.rule {
-            Ok(rule) => Cow::Owned(Outline::of(&rule.target)),
+            Ok(rule) => Cow::Owned(Outline::of_rule(rule)),
             Err(outline) => Cow::Borrowed(outline),
         }
     }

@@ -64,7 +64,7 @@ pub use native::Rejected;
 pub use outline::Outline;
 pub use packet::{Destination, InSet, Packet, Sender};
 pub use plan::CreatedTables;
-pub use redirections::{ForeignRedirection, NativeIstio, RedirectingChain};
+pub use redirections::{Diversion, DivertingChain, ForeignRedirection, NativeIstio};
 pub use removal::remove;
 pub use rule::{Ruleset, TableRules};
 pub use rule_format::Transaction;

@@ -4,7 +4,7 @@ use super::expression::NftVerdict;
 use std::borrow::Cow;
 
 /// Verdicts (linux/netfilter.h, linux/netfilter/nf_tables.h).
-const NF_DROP: u32 = 0;
+pub(super) const NF_DROP: u32 = 0;
 pub(super) const NF_ACCEPT: u32 = 1;
 const NFT_JUMP: u32 = -3_i32 as u32;
 const NFT_GOTO: u32 = -4_i32 as u32;

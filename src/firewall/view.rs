@@ -6,12 +6,16 @@ use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::conditions;
 use super::native::rule::{BaseHook, Condition, EXCLUSIONS_NAT_PRIORITY, NativeRule, NativeTable};
-use super::redirections::RedirectingChain;
+use super::redirections::{Diversion, DivertingChain};
 use super::rule::{Family, Hook, Rule, Ruleset, Table};
 use super::target::Target;
 use crate::cni::RuleFormat;
 use crate::policy::{Interception, Policy};
 use std::collections::BTreeMap;
+
+/// The caveats for a native redirection of Istio's own tools.
+const NATIVE_AMBIENT: &str = "tables inet istio-ambient-* also redirect the pod, but their rules are not evaluated";
+const NATIVE_SIDECAR: &str = "tables inet istio-proxy-* also redirect the pod, but their rules are not evaluated";
 
 /// A table of iptables, or a native one of both families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -134,7 +138,7 @@ impl RulesetView {
         self.to_ztunnel = Some(redirection);
         let is_istios = |name: &str| [ambient::PREROUTING, "ISTIO_OUTPUT"].contains(&name);
         self.retain_chains(|table, name| !(matches!(table, TableId::Iptables(..)) && is_istios(name)));
-        self.unread_redirections.retain(|caveat| !caveat.contains("istio-ambient-"));
+        self.unread_redirections.retain(|caveat| caveat != NATIVE_AMBIENT);
         let place = redirection.place();
         self.caveats.push(format!("the rules of istio-cni ({place}) are recognized, but not evaluated one by one"));
         self
@@ -178,17 +182,17 @@ impl RulesetView {
             }
         }
         if let Some(istio) = live.native_istio() {
-            let tables = if istio.ambient { "istio-ambient-*" } else { "istio-proxy-*" };
-            let caveat = format!("tables inet {tables} also redirect the pod, but their rules are not evaluated");
-            view.unread_redirections.push(caveat);
+            let caveat = if istio.ambient { NATIVE_AMBIENT } else { NATIVE_SIDECAR };
+            view.unread_redirections.push(caveat.to_owned());
         }
         let has_exclusions = live.native.contains_key(&NativeTable::Exclusions);
-        for RedirectingChain { at, text, .. } in live.redirecting_chains() {
+        for DivertingChain { at, diversion, text } in live.diverting_chains() {
             let which = if at.hook == Hook::Output { "outbound" } else { "inbound" };
-            let caveat = format!("{text} can redirect {which} connections; it is not evaluated");
+            let caveat = format!("{text} can {} {which} connections; it is not evaluated", diversion.verb());
             // The exclusions fix the destination of outbound connections.
             let is_first = has_exclusions && at.hook == Hook::Output && at.priority <= EXCLUSIONS_NAT_PRIORITY;
-            let list = if is_first { &mut view.caveats } else { &mut view.unread_redirections };
+            let may_decide = diversion == Diversion::Redirects && !is_first;
+            let list = if may_decide { &mut view.unread_redirections } else { &mut view.caveats };
             list.push(caveat);
         }
         let unread = live.unread_tables().into_iter();

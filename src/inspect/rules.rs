@@ -299,7 +299,7 @@ fn marks_and_absent(drift: Vec<Drift>) -> (Marks, Vec<(RuleAt, Mark)>) {
             DriftKind::Missing if is_chain && with_missing_rules.contains(&place(&at)) => {}
             DriftKind::Missing => absent.push((at, Mark::Missing)),
             DriftKind::Extra if is_chain => absent.push((at, Mark::Extra)),
-            DriftKind::OtherHook | DriftKind::NotFirst => absent.push((at, Mark::Moved)),
+            DriftKind::OtherHook | DriftKind::NotFirst(_) => absent.push((at, Mark::Moved)),
             DriftKind::Extra => marks.entry(at).or_default().push_back(Mark::Extra),
             DriftKind::Moved => marks.entry(at).or_default().push_back(Mark::Moved),
         }

@@ -110,8 +110,8 @@ fn log_foreign(state: &NetnsState, live: &LiveRuleset) {
     if policy.redirect().is_some() {
         warn_of_legacy();
     }
-    for chain in live.redirecting_chains() {
-        tracing::info!("foreign chain that can redirect connections: {}", chain.text);
+    for chain in live.diverting_chains() {
+        tracing::info!("foreign chain that can {} connections: {}", chain.diversion.verb(), chain.text);
     }
     if foreign.is_some_and(|foreign| foreign.captures_dns) && policy.dns_captured_elsewhere == Some(false) {
         tracing::warn!(

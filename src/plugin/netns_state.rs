@@ -111,14 +111,14 @@ pub(super) fn beside(foreign: ForeignRedirection, mut policy: Policy) -> Policy 
 }
 
 /// Excludes the interfaces of secondary networks that exist already, if the policy does not capture such networks. An
-/// interface with a default route, in the kernel or according to the pod's annotations, is no secondary one: the pod's
-/// traffic leaves over it. Only a setting that names it excludes it.
+/// interface with a route to public addresses, or the default one according to the pod's annotations, is no secondary one:
+/// the pod's traffic leaves over it. Only a setting that names it excludes it.
 pub(super) fn exclude_secondary_networks(policy: &mut Policy) -> Result<(), Error> {
     let Interception::On(redirect) = &mut policy.interception else { return Ok(()) };
     if redirect.capture_secondary_networks {
         return Ok(());
     }
-    let (secondary, mut default) = (netns::secondary_interfaces()?, netns::default_route_interfaces()?);
+    let (secondary, mut default) = (netns::secondary_interfaces()?, netns::public_route_interfaces()?);
     default.extend(redirect.default_interfaces.iter().cloned());
     at_most(LIST_ITEMS, "interfaces", "the pod's network namespace", secondary.len())?;
     let known: HashSet<String> = redirect.exclude_interfaces.iter().cloned().collect();

@@ -25,7 +25,7 @@ pub fn guards(chain: &[Block]) -> impl Iterator<Item = &Block> {
 
 /// Returns the guard of a pod in the mesh; `None` if the chain has none, or an administrator excludes the namespace.
 /// `interception` is what the chain's own redirection does. `running` is what a running pod has; `None` for a new pod. What
-/// the author of a pod with a sidecar changes later does not end its guard.
+/// the author of a pod changes later does not end its guard, unless the pod's label takes it out of the ambient mesh.
 ///
 /// # Errors
 /// There are no facts, or a setting of the redirection is invalid.
@@ -46,7 +46,7 @@ pub(super) fn guard(
     let is_exempt = |guard: &MeshGuard| guard.exempt.as_ref().is_some_and(|exempt| selects(exempt, Some(facts)));
     let Some(own) = guards.find(|guard| !is_exempt(guard)) else { return Ok(None) };
     let pod = &facts.pod;
-    if input.enrolled_by().is_some() {
+    if input.is_ambient(running) {
         let (dns, inbound, probes) = (own.dns, !bypasses_inbound(pod), own.probes.clone());
         return Ok(Some(Guard::Ambient(AmbientGuard { dns, inbound, probes })));
     }

@@ -10,7 +10,7 @@ use crate::inspect::nodes::node_hint;
 use crate::inspect::rules::{LiveRules, Mark, RuleLine, RulesReport};
 use crate::inspect::terminal::{first_of, joined};
 use crate::netns::find::{FoundNetns, of_name, of_pod};
-use crate::netns::{default_route_interfaces, listening_ports};
+use crate::netns::{listening_ports, public_route_interfaces};
 use crate::pod::{Facts, Pod, PodRef};
 use crate::policy::{DnsCapture, Policy, Redirect};
 use crate::state::Store;
@@ -176,7 +176,7 @@ fn here(pod: &Pod, target: &CheckTarget, conf: Option<&NetConf>) -> CheckVerdict
 pub(super) fn examine_default_route(found: Option<&FoundNetns>, policy: Option<&Policy>, results: &mut Results) {
     let redirect = policy.and_then(Policy::redirect).filter(|redirect| !redirect.exclude_interfaces.is_empty());
     let (Some(found), Some(redirect)) = (found, redirect) else { return };
-    let default = || -> Result<BTreeSet<String>, Error> { found.open()?.enter(LOCK_TIMEOUT, default_route_interfaces) };
+    let default = || -> Result<BTreeSet<String>, Error> { found.open()?.enter(LOCK_TIMEOUT, public_route_interfaces) };
     results.run(checks::DEFAULT_ROUTE_CAPTURED, || match default() {
         Ok(default) => captured(&default, redirect),
         Err(error) => CheckVerdict::not_checked(error.to_string()),

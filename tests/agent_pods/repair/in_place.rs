@@ -47,9 +47,10 @@ fn flushed_rules_are_restored() {
     });
 }
 
-/// What a process in the pod can add without redirecting anything: names of other tools' chains and tables, and of detour's
-/// own ones.
-const LURES: [&str; 5] = [
+/// What a process in the pod can add without redirecting it: a rule for some packets, names of other tools' chains and
+/// tables, and of detour's own ones.
+const LURES: [&str; 6] = [
+    "nft 'table ip cache { chain out { type nat hook output priority -90; udp dport 53 redirect to :5353; }; }'",
     "iptables -t nat -N ISTIO_X",
     "ip6tables -t raw -N ISTIO_OUTPUT_DNS",
     "nft add table inet istio-proxy-x",
