@@ -23,7 +23,7 @@ pub(super) enum Candidate {
 /// Returns why the report is about a pod; `None` if the pod has ended, is a gateway or is not part of the mesh.
 pub(super) fn candidate(scheduled: &ScheduledPod, namespace: Option<&Namespace>) -> Option<Candidate> {
     let pod = &scheduled.pod;
-    if scheduled.is_ending || scheduled.has_ended() {
+    if scheduled.is_ending {
         return None;
     }
     if let Some(enrolled_by) = enrolled_by(pod, namespace) {
@@ -81,7 +81,7 @@ mod tests {
     fn pod(own: &[(&str, &str)], change: impl Fn(&mut Pod)) -> ScheduledPod {
         let mut pod = Pod { namespace: "shop".into(), name: "web".into(), labels: labels(own), ..Pod::default() };
         change(&mut pod);
-        ScheduledPod { pod, phase: "Running".into(), ..ScheduledPod::default() }
+        ScheduledPod { pod, ..ScheduledPod::default() }
     }
 
     fn proxy(args: &[&str]) -> Container {
@@ -97,9 +97,6 @@ mod tests {
         let native = pod(&[], |pod| pod.init_containers.push(proxy(&[])));
         assert_eq!(of(&native), Some(Candidate::WithSidecar));
         assert_eq!(of(&ScheduledPod { is_ending: true, ..meshed.clone() }), None);
-        for phase in ["Succeeded", "Failed"] {
-            assert_eq!(of(&ScheduledPod { phase: phase.into(), ..meshed.clone() }), None);
-        }
         for host_network in [false, true] {
             let gateway = pod(&[], |pod| {
                 pod.containers.push(proxy(&["proxy", "router"]));

@@ -103,7 +103,7 @@ impl Node<'_> {
             Candidate::Ambient(enrolled_by) => Some(enrolled_by),
         };
         let found = match self.snapshot.of_pod(pod) {
-            Ok(None) if scheduled.phase == "Pending" => return None,
+            Ok(None) if scheduled.is_pending => return None,
             Ok(None) => Err(Error::new(Code::InvalidNetns, "network namespace not found on this node")),
             Ok(Some(found)) => Ok(found),
             Err(error) => Err(error),

@@ -14,7 +14,7 @@ pub(super) fn find(target: &CheckTarget, api: &Api) -> Option<Vec<NeedlessExclus
     let mut pods = api.pods_of_node(target.node_name.as_deref()?, None).ok()?;
     pods.retain(|scheduled| {
         let has_served = application_containers(&scheduled.pod).iter().any(|container| container.runs_after_proxy());
-        has_served && !scheduled.is_ending && !scheduled.has_ended()
+        has_served && !scheduled.is_ending
     });
     if pods.is_empty() {
         return Some(Vec::new());
