@@ -213,9 +213,9 @@ pub(super) struct Manifests {
 
 impl Cluster for Manifests {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        let (objects, broken) = self.read()?;
-        let found = self.pod(&objects, wanted).and_then(|pod| {
-            let namespace = with_namespace.then(|| namespace_of(&objects, &broken, wanted)).transpose()?;
+        let (files, broken) = self.read()?;
+        let found = self.pod(&files, wanted).and_then(|pod| {
+            let namespace = with_namespace.then(|| namespace_of(&files, &broken, wanted)).transpose()?;
             Ok(Facts { pod, namespace })
         });
         let facts = match (found, broken.first()) {
@@ -230,8 +230,8 @@ impl Cluster for Manifests {
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        let (objects, broken) = self.read()?;
-        namespace_of(&objects, &broken, wanted).map_err(|error| with_pod(wanted, error))
+        let (files, broken) = self.read()?;
+        namespace_of(&files, &broken, wanted).map_err(|error| with_pod(wanted, error))
     }
 
     fn probe(&self) -> Result<(), Error> {
@@ -241,8 +241,11 @@ impl Cluster for Manifests {
 
 impl Definitions for Manifests {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        let (objects, broken) = self.read()?;
-        let look_up = |query: &DefinitionQuery| match (objects.definition(query), broken.first()) {
+        let (files, broken) = self.read()?;
+        let look_up = |query: &DefinitionQuery| match (
+            files.iter().find_map(|(_, objects)| objects.definition(query)),
+            broken.first(),
+        ) {
             (Some(found), _) => Ok(Lookup::Found(found)),
             (None, None) => Ok(Lookup::Missing(format!("no manifest in {} ({PATTERNS})", self.dir.display()))),
             (None, Some(error)) => {
@@ -254,7 +257,9 @@ impl Definitions for Manifests {
     }
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
-        self.read().ok()?.0.namespaces_with_definition(name)
+        let mut all = Objects::default();
+        self.read().ok()?.0.into_iter().for_each(|(_, objects)| all.extend(objects));
+        all.namespaces_with_definition(name)
     }
 }
 
@@ -272,9 +277,12 @@ impl Reports for Manifests {
     }
 }
 
+/// The files of a directory, in the order of their names, with their objects.
+type Files = Vec<(PathBuf, Objects)>;
+
 impl Manifests {
-    /// Returns all objects in the order of their files' names, and the errors of files and objects that can't be read.
-    fn read(&self) -> Result<(Objects, Vec<Error>), Error> {
+    /// Returns all objects, and the errors of files and objects that can't be read.
+    fn read(&self) -> Result<(Files, Vec<Error>), Error> {
         let invalid = |what: &str| {
             Error::new(Code::InvalidConfig, format!("kubernetes.manifests_dir: {} {what}", self.dir.display()))
         };
@@ -292,36 +300,42 @@ impl Manifests {
             }
         }
         paths.sort();
-        let (mut objects, mut broken) = (Objects::default(), Vec::new());
+        let (mut files, mut broken) = (Files::new(), Vec::new());
         for path in paths {
+            let mut objects = Objects::default();
             match read_trusted(&path, MAX_FILE).map(String::from_utf8) {
                 Ok(Ok(text)) => broken.extend(objects.add(&path, &text, DEFAULT_NAMESPACE)),
                 Ok(Err(_)) => broken.push(manifest_error(&path, "expected UTF-8")),
                 Err(error) => broken.push(manifest_error(&path, error)),
             }
+            files.push((path, objects));
         }
-        Ok((objects, broken))
+        Ok((files, broken))
     }
 
-    fn pod(&self, objects: &Objects, wanted: &PodRef) -> Result<Pod, Error> {
-        let is_named = |pod: &&Pod| (&pod.namespace, &pod.name) == (&wanted.namespace, &wanted.name);
-        let named: Vec<&Pod> = objects.pods.iter().map(|given| &given.pod).filter(is_named).collect();
-        let dir = self.dir.display();
-        match (named.iter().find(|pod| pod.matches(wanted)), named.last()) {
-            (Some(pod), _) => Ok((*pod).clone()),
-            (None, Some(other)) => {
-                let msg = format!("{} in {dir}; correct metadata.uid or remove it", uid_mismatch(other, wanted));
-                Err(Error::new(Code::PodUnknown, msg))
+    fn pod(&self, files: &Files, wanted: &PodRef) -> Result<Pod, Error> {
+        let pods = files.iter().flat_map(|(file, objects)| objects.pods.iter().map(move |given| (file, &given.pod)));
+        let named = pods.filter(|(_, pod)| (&pod.namespace, &pod.name) == (&wanted.namespace, &wanted.name));
+        let mut other = None;
+        for (file, pod) in named {
+            if pod.matches(wanted) {
+                return Ok(pod.clone());
             }
-            (None, None) => Err(Error::new(Code::PodUnknown, format!("no manifest in {dir} ({PATTERNS}); add one"))),
+            other = Some((file.display(), uid_mismatch(pod, wanted)));
         }
+        let msg = match other {
+            Some((file, mismatch)) => format!("{mismatch} in {file}; correct metadata.uid or remove it"),
+            None => format!("no manifest in {} ({PATTERNS}); add one", self.dir.display()),
+        };
+        Err(Error::new(Code::PodUnknown, msg))
     }
 }
 
 /// Returns the pod's namespace. One without a manifest has no annotations, because many directories contain only pods.
-fn namespace_of(objects: &Objects, broken: &[Error], wanted: &PodRef) -> Result<Namespace, Error> {
+fn namespace_of(files: &Files, broken: &[Error], wanted: &PodRef) -> Result<Namespace, Error> {
     let name = &wanted.namespace;
-    match (objects.namespaces.iter().find(|namespace| namespace.name == *name), broken.first()) {
+    let mut namespaces = files.iter().flat_map(|(_, objects)| &objects.namespaces);
+    match (namespaces.find(|namespace| namespace.name == *name), broken.first()) {
         (Some(namespace), _) => Ok(namespace.clone()),
         (None, Some(error)) => Err(error.clone().with_details(format!("it may contain Namespace {name}"))),
         (None, None) => Ok(Namespace { name: name.clone(), ..Namespace::default() }),
