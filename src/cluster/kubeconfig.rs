@@ -29,75 +29,88 @@ const MAX_TOKEN: u64 = 64 << 10;
 /// The beginning of a certificate in PEM text (RFC 7468, section 5.1).
 const BEGIN_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
-/// The client configuration that a kubeconfig's current context selects.
+/// The cluster and the user of a kubeconfig's current context. A context without a user is valid: its requests are
+/// anonymous.
 pub(super) struct Kubeconfig<'a> {
-    config: Config,
-    cluster: EntryLocation<'a>,
-    user: EntryLocation<'a>,
+    cluster: Cluster,
+    cluster_location: EntryLocation<'a>,
+    user: AuthInfo,
+    user_location: EntryLocation<'a>,
 }
 
 impl<'a> Kubeconfig<'a> {
-    /// Reads the kubeconfig at `path` and the CA and token files that it names. Absolute paths in it refer to the file
-    /// system that is mounted at `root`.
+    /// Reads the kubeconfig at `path`. Absolute paths in it refer to the file system that is mounted at `root`.
     ///
     /// # Errors
     /// 11 if the kubeconfig does not exist yet, 5 if it can't be read, 7 if it is invalid or not trusted.
-    pub(super) fn load(root: &'a Path, path: &'a Path) -> Result<Self, Error> {
-        Self::of(Context::read(root, path)?)
+    pub(super) fn read(root: &'a Path, path: &'a Path) -> Result<Self, Error> {
+        let file = parse(path, &trusted_file::read_trusted(path, MAX_FILE).map_err(|error| read_error(path, &error))?)?;
+        let location = |entry: String| EntryLocation { kubeconfig: path, root, entry };
+
+        let contexts = file.contexts.into_iter().map(|context| (context.name, context.context));
+        let name = file.current_context.unwrap_or_default();
+        let context = find("context", &name, contexts.collect());
+        let context = context.map_err(|what| location(String::new()).error("current-context", what))?;
+        let context_location = location(format!("contexts[{name}].context"));
+
+        let clusters = file.clusters.into_iter().map(|cluster| (cluster.name, cluster.cluster));
+        let cluster = find("cluster", &context.cluster, clusters.collect());
+        let cluster = cluster.map_err(|what| context_location.error("cluster", what))?;
+        let cluster_location = location(format!("clusters[{}].cluster", context.cluster));
+
+        let name = context.user.unwrap_or_default();
+        let user_location = location(format!("users[{name}].user"));
+        let users = file.auth_infos.into_iter().map(|user| (user.name, user.auth_info));
+        let user = if name.is_empty() { Ok(AuthInfo::default()) } else { find("user", &name, users.collect()) };
+        let user = user.map_err(|what| context_location.error("user", what))?;
+        Ok(Self { cluster, cluster_location, user, user_location })
     }
 
-    /// Returns the configuration for `server` with the service account whose files are in `directory`. If the client
-    /// `lives_long`, kube reads both from time to time: the kubelet replaces them.
-    ///
-    /// # Errors
-    /// As [`Self::load`].
-    pub(super) fn of_service_account(server: &str, directory: &'a Path, lives_long: bool) -> Result<Self, Error> {
+    /// Returns the configuration for `server` with the service account whose files are in `directory`.
+    pub(super) fn of_service_account(server: &str, directory: &'a Path) -> Self {
         let location =
             |entry: &str| EntryLocation { kubeconfig: directory, root: Path::new("/"), entry: entry.to_owned() };
-        let (ca, token) = (directory.join("ca.crt"), directory.join("token"));
-        let file = |path: &Path| Some(path.display().to_string());
+        let file = |name: &str| Some(directory.join(name).display().to_string());
         let server = Some(server.to_owned());
-        let cluster = Cluster { server, certificate_authority: file(&ca), ..Cluster::default() };
-        let user = AuthInfo { token_file: file(&token), ..AuthInfo::default() };
-        let (cluster_location, user_location) = (location("ca.crt"), location("token"));
-        let mut kubeconfig = Self::of(Context { cluster, cluster_location, user, user_location })?;
-        if lives_long {
-            let config = &mut kubeconfig.config;
+        Self {
+            cluster: Cluster { server, certificate_authority: file("ca.crt"), ..Cluster::default() },
+            cluster_location: location("ca.crt"),
+            user: AuthInfo { token_file: file("token"), ..AuthInfo::default() },
+            user_location: location("token"),
+        }
+    }
+
+    /// Returns the configuration of a client, with the contents of the files that the kubeconfig names. If the client
+    /// `lives_long`, kube reads the files of the service account from time to time: the kubelet replaces them.
+    ///
+    /// # Errors
+    /// 7 if a value is invalid or not supported, or a file can't be read or is not trusted.
+    pub(super) fn config(&self, lives_long: bool) -> Result<Config, Error> {
+        let mut config = self.server_config()?;
+        config.auth_info = self.credentials()?;
+        // `api::retry` has its own timeouts and retries.
+        (config.connect_timeout, config.write_timeout, config.default_retry) = (None, None, false);
+        if let (true, Some(ca)) = (lives_long, &self.cluster.certificate_authority) {
             // The API server ends a watch before the read timeout.
             config.connect_timeout = Some(Duration::from_secs(5));
             config.read_timeout = Some(Duration::from_secs(300));
             config.reset_reader_on_write = true;
             // kube would accept no file with a certificate that can't be used.
-            let pem = trusted_file::read(&ca, MAX_FILE).unwrap_or_default();
+            let pem = trusted_file::read(Path::new(ca), MAX_FILE).unwrap_or_default();
             let pem = String::from_utf8_lossy(&pem);
             let is_usable = certificates(&pem).len() == pem.matches(BEGIN_CERTIFICATE).count();
-            config.root_cert_file = is_usable.then_some(ca);
-            config.auth_info = AuthInfo { token_file: file(&token), ..AuthInfo::default() };
+            config.root_cert_file = is_usable.then(|| ca.into());
+            config.auth_info = self.user.clone();
         }
-        Ok(kubeconfig)
-    }
-
-    fn of(context: Context<'a>) -> Result<Self, Error> {
-        let mut config = context.server_config()?;
-        config.auth_info = context.credentials()?;
-        // `api::retry` has its own timeouts and retries.
-        (config.connect_timeout, config.write_timeout, config.default_retry) = (None, None, false);
-        Ok(Self { config, cluster: context.cluster_location, user: context.user_location })
-    }
-
-    /// Returns the API server's address for messages, and where the client connects: to the server or its proxy.
-    pub(super) fn addresses(&self) -> (String, (String, u16)) {
-        let url = self.config.proxy_url.as_ref().unwrap_or(&self.config.cluster_url);
-        let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 });
-        (server_address(&self.config), (url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned(), port))
+        Ok(config)
     }
 
     /// Returns a client, which connects with its first request. Call it inside a Tokio runtime.
     ///
     /// # Errors
     /// 7 if a certificate, a key or a name can't be used.
-    pub(super) fn client(self) -> Result<Client, Error> {
-        let Self { config, cluster, user, .. } = self;
+    pub(super) fn client(&self, config: Config) -> Result<Client, Error> {
+        let (cluster, user) = (&self.cluster_location, &self.user_location);
         Client::try_from(config).map_err(|error| {
             let (location, key) = match &error {
                 kube::Error::RustlsTls(AddRootCertificate(_) | NoValidNativeRootCA(_)) => {
@@ -109,42 +122,101 @@ impl<'a> Kubeconfig<'a> {
             location.error(key, "invalid value").with_details(error.to_string())
         })
     }
-}
 
-/// How a server's certificate is verified.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Authority {
-    /// With the CA in `certificate-authority-data`.
-    Embedded,
-    /// With the CA in the file of `certificate-authority`.
-    File(PathBuf),
-    /// With the system's CAs: the kubeconfig names none.
-    System,
-    /// Not at all: `insecure-skip-tls-verify`.
-    Insecure,
-}
+    /// Returns the configuration of a client without credentials. The environment has no effect on it.
+    fn server_config(&self) -> Result<Config, Error> {
+        let Self { cluster, cluster_location: location, .. } = self;
+        // The message does not contain the URL, which can have a password.
+        let parse = |key: &str, url: &str| {
+            let url = url.parse::<hyper::Uri>().ok().filter(|url| matches!(url.scheme_str(), Some("http" | "https")));
+            url.ok_or_else(|| location.error(key, "invalid URL; expected https://HOST:PORT or http://HOST:PORT"))
+        };
+        let is_insecure = cluster.insecure_skip_tls_verify.unwrap_or_default();
+        let server = parse("server", non_empty(&cluster.server).unwrap_or_default())?;
+        if server.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+            return Err(location.error("server", "expected a URL without user and password"));
+        }
+        let mut config = Config::new(server);
+        config.proxy_url = non_empty(&cluster.proxy_url).map(|url| parse("proxy-url", url)).transpose()?;
+        config.accept_invalid_certs = is_insecure;
+        config.tls_server_name = non_empty(&cluster.tls_server_name).map(Into::into);
 
-/// The kind of a client's credentials.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CredentialsSummary {
-    /// `token`.
-    Token,
-    /// `tokenFile`.
-    TokenFile(PathBuf),
-    /// `client-certificate(-data)`.
-    Certificate,
-    /// None: requests are anonymous.
-    Nothing,
+        let data = non_empty(&cluster.certificate_authority_data);
+        let key = if data.is_some() { "certificate-authority-data" } else { "certificate-authority" };
+        if let Some(pem) = location.base64(data, key, &cluster.certificate_authority)? {
+            if is_insecure {
+                return Err(location.error(key, "conflicts with insecure-skip-tls-verify: true; remove one of the two"));
+            }
+            let pem = BASE64_STANDARD.decode(pem);
+            let pem = pem.map_err(|error| location.error(key, "invalid base64").with_details(error.to_string()))?;
+            config.root_cert = Some(certificates(&String::from_utf8_lossy(&pem))).filter(|all| !all.is_empty());
+            if config.root_cert.is_none() {
+                return Err(location.error(key, "no usable PEM certificate found"));
+            }
+        }
+        let urls = [Some(&config.cluster_url), config.proxy_url.as_ref()];
+        if is_insecure || !urls.into_iter().flatten().any(|url| url.scheme_str() == Some("https")) {
+            // An empty list, so that the client does not read the 150 CAs of the system.
+            config.root_cert.get_or_insert_default();
+        }
+        Ok(config)
+    }
+
+    /// Returns the credentials for a client, including the contents of the files that the entry names.
+    fn credentials(&self) -> Result<AuthInfo, Error> {
+        let Self { user, user_location: location, .. } = self;
+        // They run programs, are passwords (removed in Kubernetes 1.19), or impersonate other users.
+        let unsupported = [
+            ("exec", user.exec.is_some()),
+            ("auth-provider", user.auth_provider.is_some()),
+            ("username", user.username.is_some()),
+            ("password", user.password.is_some()),
+            ("as", user.impersonate.is_some()),
+            ("as-uid", user.impersonate_uid.is_some()),
+            ("as-groups", user.impersonate_groups.is_some()),
+            ("as-user-extra", user.impersonate_user_extra.is_some()),
+        ];
+        if let Some((key, _)) = unsupported.into_iter().find(|(_, is_set)| *is_set) {
+            let supported = "token, tokenFile, or client-certificate(-data) with client-key(-data)";
+            return Err(location.error(key, format!("not supported; expected {supported}")));
+        }
+        let certificate = user.client_certificate_data.as_deref();
+        let certificate = location.base64(certificate, "client-certificate", &user.client_certificate)?;
+        let key = user.client_key_data.as_ref().map(ExposeSecret::expose_secret);
+        let key = location.base64(key, "client-key", &user.client_key)?;
+        let token = self.token()?.map(Into::into);
+        if certificate.is_some() != key.is_some() {
+            return Err(location.error("client-certificate(-data)", "expected together with client-key(-data)"));
+        }
+        let client_key_data = key.map(Into::into);
+        Ok(AuthInfo { token, client_certificate_data: certificate, client_key_data, ..AuthInfo::default() })
+    }
+
+    /// Returns the token. `tokenFile` takes precedence over `token` if the file can be read (client-go, `transport`,
+    /// `NewBearerAuthWithRefreshRoundTripper`).
+    fn token(&self) -> Result<Option<String>, Error> {
+        let Self { user, user_location: location, .. } = self;
+        let file = non_empty(&user.token_file).map(|file| location.read("tokenFile", file, MAX_TOKEN));
+        let embedded = user.token.as_ref().map(SecretString::expose_secret).filter(|token| !token.is_empty());
+        let (key, token) = match (file, embedded) {
+            (Some(Ok(text)), _) => ("tokenFile", text),
+            (_, Some(token)) => ("token", token.as_bytes().to_vec()),
+            (Some(Err(error)), None) => return Err(error),
+            (None, None) => return Ok(None),
+        };
+        let invalid = || location.error(key, "invalid token: expected visible ASCII characters");
+        valid_token(&token).ok_or_else(invalid).map(Some)
+    }
 }
 
 /// A kubeconfig's current context. It contains no secret except the token, so that output can be checked for it.
 pub struct KubeconfigSummary {
     /// The API server's address, without a slash at its end.
     pub server: String,
-    /// How the server's certificate is verified.
-    pub authority: Authority,
-    /// The kind of the credentials.
-    pub credentials: CredentialsSummary,
+    /// How the server's certificate is verified, in words; `None` if it is not: `insecure-skip-tls-verify`.
+    pub authority: Option<String>,
+    /// The kind of the credentials, in words; `None` if requests are anonymous.
+    pub credentials: Option<String>,
     /// The token of the requests, from the kubeconfig or the file that it names.
     pub token: Option<String>,
     /// When the token expires, in seconds since 1970; `None` if it is opaque. A service account's token is not.
@@ -158,31 +230,29 @@ impl KubeconfigSummary {
     /// # Errors
     /// 11 if the kubeconfig does not exist yet, 5 if it can't be read, 7 if it is invalid or not trusted.
     pub fn read(root: &Path, path: &Path) -> Result<Self, Error> {
-        let context = Context::read(root, path)?;
-        let (server, user) = (server_address(&context.server_config()?), context.credentials()?);
-        let Context { cluster, user: entry, .. } = &context;
-        let authority = if cluster.insecure_skip_tls_verify == Some(true) {
-            Authority::Insecure
-        } else if non_empty(&cluster.certificate_authority_data).is_some() {
-            Authority::Embedded
-        } else {
-            non_empty(&cluster.certificate_authority).map_or(Authority::System, |file| Authority::File(file.into()))
+        let kubeconfig = Kubeconfig::read(root, path)?;
+        let (server, user) = (server_address(&kubeconfig.server_config()?), kubeconfig.credentials()?);
+        let Kubeconfig { cluster, user: entry, .. } = &kubeconfig;
+        let by = match (non_empty(&cluster.certificate_authority_data), non_empty(&cluster.certificate_authority)) {
+            (Some(_), _) => "certificate authority embedded".to_owned(),
+            (None, Some(file)) => format!("certificate authority in {file}"),
+            (None, None) => "no certificate authority; the node's trusted certificates are used".to_owned(),
         };
+        let authority = (cluster.insecure_skip_tls_verify != Some(true)).then_some(by);
         let token = user.token.as_ref().map(|token| token.expose_secret().to_owned());
         let credentials = match (&token, non_empty(&entry.token_file)) {
-            (Some(_), Some(file)) => CredentialsSummary::TokenFile(file.into()),
-            (Some(_), None) => CredentialsSummary::Token,
-            (None, _) if user.client_certificate_data.is_some() => CredentialsSummary::Certificate,
-            (None, _) => CredentialsSummary::Nothing,
+            (Some(_), Some(file)) => Some(format!("the token in {file}")),
+            (Some(_), None) => Some("a token".to_owned()),
+            (None, _) => user.client_certificate_data.as_ref().map(|_| "a client certificate".to_owned()),
         };
         let expires = token.as_deref().and_then(expiry);
         Ok(Self { server, authority, credentials, token, expires })
     }
 }
 
-/// Returns the address of an API server for messages, without credentials and without a slash at its end.
-fn server_address(config: &Config) -> String {
-    without_userinfo(config.cluster_url.to_string().trim_end_matches('/'))
+/// Returns the address of an API server for messages, without a slash at its end.
+pub(super) fn server_address(config: &Config) -> String {
+    config.cluster_url.to_string().trim_end_matches('/').to_owned()
 }
 
 /// The location of an entry in a kubeconfig, for errors about its keys and for the files that they name.
@@ -237,129 +307,11 @@ impl EntryLocation<'_> {
     }
 }
 
-/// The cluster and the user of a kubeconfig's current context. A context without a user is valid: its requests are
-/// anonymous.
-struct Context<'a> {
-    cluster: Cluster,
-    cluster_location: EntryLocation<'a>,
-    user: AuthInfo,
-    user_location: EntryLocation<'a>,
-}
-
-impl<'a> Context<'a> {
-    fn read(root: &'a Path, path: &'a Path) -> Result<Self, Error> {
-        let file = parse(path, &trusted_file::read_trusted(path, MAX_FILE).map_err(|error| read_error(path, &error))?)?;
-        let location = |entry: String| EntryLocation { kubeconfig: path, root, entry };
-
-        let contexts = file.contexts.into_iter().map(|context| (context.name, context.context));
-        let name = file.current_context.unwrap_or_default();
-        let context = find("context", &name, contexts.collect());
-        let context = context.map_err(|what| location(String::new()).error("current-context", what))?;
-        let context_location = location(format!("contexts[{name}].context"));
-
-        let clusters = file.clusters.into_iter().map(|cluster| (cluster.name, cluster.cluster));
-        let cluster = find("cluster", &context.cluster, clusters.collect());
-        let cluster = cluster.map_err(|what| context_location.error("cluster", what))?;
-        let cluster_location = location(format!("clusters[{}].cluster", context.cluster));
-
-        let name = context.user.unwrap_or_default();
-        let user_location = location(format!("users[{name}].user"));
-        let users = file.auth_infos.into_iter().map(|user| (user.name, user.auth_info));
-        let user = if name.is_empty() { Ok(AuthInfo::default()) } else { find("user", &name, users.collect()) };
-        let user = user.map_err(|what| context_location.error("user", what))?;
-        Ok(Self { cluster, cluster_location, user, user_location })
-    }
-
-    /// Returns the configuration of a client without credentials. The environment has no effect on it.
-    fn server_config(&self) -> Result<Config, Error> {
-        let Self { cluster, cluster_location: location, .. } = self;
-        let parse = |key: &str, url: &str| match url.parse::<hyper::Uri>() {
-            Ok(uri) if matches!(uri.scheme_str(), Some("http" | "https")) => Ok(uri),
-            _ => {
-                let url = without_userinfo(url);
-                let expected = "expected https://HOST:PORT or http://HOST:PORT";
-                Err(location.error(key, format!("invalid URL {url:?}; {expected}")))
-            }
-        };
-        let is_insecure = cluster.insecure_skip_tls_verify.unwrap_or_default();
-        let mut config = Config::new(parse("server", non_empty(&cluster.server).unwrap_or_default())?);
-        config.proxy_url = non_empty(&cluster.proxy_url).map(|url| parse("proxy-url", url)).transpose()?;
-        config.accept_invalid_certs = is_insecure;
-        config.tls_server_name = non_empty(&cluster.tls_server_name).map(Into::into);
-
-        let data = non_empty(&cluster.certificate_authority_data);
-        let key = if data.is_some() { "certificate-authority-data" } else { "certificate-authority" };
-        if let Some(pem) = location.base64(data, key, &cluster.certificate_authority)? {
-            if is_insecure {
-                return Err(location.error(key, "conflicts with insecure-skip-tls-verify: true; remove one of the two"));
-            }
-            let pem = BASE64_STANDARD.decode(pem);
-            let pem = pem.map_err(|error| location.error(key, "invalid base64").with_details(error.to_string()))?;
-            config.root_cert = Some(certificates(&String::from_utf8_lossy(&pem))).filter(|all| !all.is_empty());
-            if config.root_cert.is_none() {
-                return Err(location.error(key, "no usable PEM certificate found"));
-            }
-        }
-        let urls = [Some(&config.cluster_url), config.proxy_url.as_ref()];
-        if is_insecure || !urls.into_iter().flatten().any(|url| url.scheme_str() == Some("https")) {
-            // An empty list, so that the client does not read the 150 CAs of the system.
-            config.root_cert.get_or_insert_default();
-        }
-        Ok(config)
-    }
-
-    /// Returns the credentials for a client, including the contents of the files that the entry names.
-    fn credentials(&self) -> Result<AuthInfo, Error> {
-        let Self { user, user_location: location, .. } = self;
-        // They run programs, are passwords (removed in Kubernetes 1.19), or impersonate other users.
-        let unsupported = [
-            ("exec", user.exec.is_some()),
-            ("auth-provider", user.auth_provider.is_some()),
-            ("username", user.username.is_some()),
-            ("password", user.password.is_some()),
-            ("as", user.impersonate.is_some()),
-            ("as-uid", user.impersonate_uid.is_some()),
-            ("as-groups", user.impersonate_groups.is_some()),
-            ("as-user-extra", user.impersonate_user_extra.is_some()),
-        ];
-        if let Some((key, _)) = unsupported.into_iter().find(|(_, is_set)| *is_set) {
-            let supported = "token, tokenFile, or client-certificate(-data) with client-key(-data)";
-            return Err(location.error(key, format!("not supported; expected {supported}")));
-        }
-        let certificate = user.client_certificate_data.as_deref();
-        let certificate = location.base64(certificate, "client-certificate", &user.client_certificate)?;
-        let key = user.client_key_data.as_ref().map(ExposeSecret::expose_secret);
-        let key = location.base64(key, "client-key", &user.client_key)?;
-        let token = self.token()?.map(Into::into);
-        match (certificate, key) {
-            (Some(_), None) => {
-                Err(location.error("client-key(-data)", "missing; required with client-certificate(-data)"))
-            }
-            (None, Some(_)) => {
-                Err(location.error("client-certificate(-data)", "missing; required with client-key(-data)"))
-            }
-            (client_certificate_data, key) => {
-                let client_key_data = key.map(Into::into);
-                Ok(AuthInfo { token, client_certificate_data, client_key_data, ..AuthInfo::default() })
-            }
-        }
-    }
-
-    /// Returns the token. `tokenFile` takes precedence over `token` if the file can be read (client-go, `transport`,
-    /// `NewBearerAuthWithRefreshRoundTripper`).
-    fn token(&self) -> Result<Option<String>, Error> {
-        let Self { user, user_location: location, .. } = self;
-        let file = non_empty(&user.token_file).map(|file| location.read("tokenFile", file, MAX_TOKEN));
-        let embedded = user.token.as_ref().map(SecretString::expose_secret).filter(|token| !token.is_empty());
-        let (key, token) = match (file, embedded) {
-            (Some(Ok(text)), _) => ("tokenFile", text),
-            (_, Some(token)) => ("token", token.as_bytes().to_vec()),
-            (Some(Err(error)), None) => return Err(error),
-            (None, None) => return Ok(None),
-        };
-        let invalid = || location.error(key, "invalid token: expected visible ASCII characters");
-        valid_token(&token).ok_or_else(invalid).map(Some)
-    }
+/// Returns where a client connects: to the server or its proxy.
+pub(super) fn connects_to(config: &Config) -> (String, u16) {
+    let url = config.proxy_url.as_ref().unwrap_or(&config.cluster_url);
+    let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 });
+    (url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned(), port)
 }
 
 /// Returns the token in a file, without the line break at its end, if it can be part of a header.
@@ -380,19 +332,6 @@ fn certificates(pem: &str) -> Vec<Vec<u8>> {
         Some(certificate.to_vec())
     };
     pem.split(BEGIN_CERTIFICATE).skip(1).filter_map(certificate).collect()
-}
-
-/// Removes user and password from a URL, for messages: all before the last `@` of the authority (RFC 3986, section
-/// 3.2), also in text that is not a valid URL.
-fn without_userinfo(url: &str) -> String {
-    let start = url.find("//").map_or(0, |slashes| slashes + "//".len());
-    let end = url[start..].find(['/', '?', '#']).map_or(url.len(), |length| start + length);
-    // An unescaped separator in a password ends the authority too early.
-    let end = if url[start..end].contains('@') { end } else { url.len() };
-    match url[start..end].rfind('@') {
-        Some(at) => format!("{}{}", &url[..start], &url[start + at + 1..]),
-        None => url.to_owned(),
-    }
 }
 
 /// Returns `None` for an empty value: kubeconfigs may omit a key or leave it empty.
@@ -448,22 +387,7 @@ fn expiry(token: &str) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{BEGIN_CERTIFICATE, certificates, expiry, without_userinfo};
-
-    #[test]
-    fn urls_in_messages_have_no_user_and_no_password() {
-        for (url, shown) in [
-            ("https://user:pw@host:6443/a@b", "https://host:6443/a@b"),
-            ("https://user:p@w@host", "https://host"),
-            ("user:pw@host", "host"),
-            ("https://user:p/w@host:1", "https://host:1"),
-            ("socks5://user:pw@[fd00::1]:1080", "socks5://[fd00::1]:1080"),
-            ("https://host:6443", "https://host:6443"),
-            ("", ""),
-        ] {
-            assert_eq!(without_userinfo(url), shown);
-        }
-    }
+    use super::{BEGIN_CERTIFICATE, certificates, expiry};
 
     #[test]
     fn certificates_are_found_between_other_text_and_broken_ones() {

@@ -7,7 +7,7 @@ use crate::cni;
 pub use api::Api;
 pub(crate) use api::{Collection, Failure, Kind};
 pub use fact_source::{Cluster, Definitions, Reports};
-pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};
+pub use kubeconfig::KubeconfigSummary;
 pub use manifests::{Given, Objects, objects};
 pub use resources::{Definition, DefinitionQuery, Event, Lookup, NodeTaints, ObjectRef};
 pub use resources::{Permission, ReportedEvent, ScheduledPod, Token, Workload};

@@ -168,9 +168,9 @@ pub struct ScheduledPod {
     pub pod: Pod,
     /// The workload that manages it; `None` for a pod without a controller.
     pub workload: Option<Workload>,
-    /// `status.phase`.
-    pub phase: String,
-    /// Whether it is being deleted.
+    /// Whether its containers have not started.
+    pub is_pending: bool,
+    /// Whether its containers have ended, or it is being deleted.
     pub is_ending: bool,
 }
 
@@ -181,14 +181,6 @@ pub struct Workload {
     pub kind: String,
     /// `metadata.name`.
     pub name: String,
-}
-
-impl ScheduledPod {
-    /// Returns whether its containers have ended.
-    #[must_use]
-    pub fn has_ended(&self) -> bool {
-        matches!(self.phase.as_str(), "Succeeded" | "Failed")
-    }
 }
 
 impl Workload {

@@ -2,12 +2,11 @@
 //! `core/v1`), with conversions to [`crate::pod`] and [`crate::cluster`]'s values. `null` is accepted for an absent
 //! value everywhere, because Go writes empty lists and maps as `null`.
 
-use super::resources::{Definition, NodeTaints, ObjectRef};
+use super::resources::{Definition, ObjectRef};
 use crate::pod;
 use crate::pod::well_known::DATAPLANE_MODE;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny};
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -84,7 +83,6 @@ pub(crate) struct Object<S = IgnoredAny, T = IgnoredAny> {
 pub(crate) type PodObject = Object<PodSpec, PodStatus>;
 pub(crate) type NamespaceObject = Object;
 pub(crate) type DefinitionObject = Object<DefinitionSpec>;
-pub(super) type NodeObject = Object<NodeSpec>;
 pub(super) type DaemonSetObject = Object;
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -255,22 +253,10 @@ impl From<DefinitionObject> for Definition {
     }
 }
 
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct NodeSpec {
-    taints: Option<Vec<Value>>,
-}
-
-impl From<NodeObject> for NodeTaints {
-    fn from(NodeObject { metadata, spec, .. }: NodeObject) -> Self {
-        let taints = spec.and_then(|spec| spec.taints).unwrap_or_default();
-        Self { name: metadata.name, resource_version: metadata.resource_version, taints }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn pod(value: Value) -> pod::Pod {
         serde_json::from_value::<PodObject>(value).expect("a pod").into()

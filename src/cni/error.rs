@@ -1,7 +1,7 @@
 //! Errors of a plugin call, and the table of their codes.
 
 use crate::printable::{cut, line};
-use serde::Serialize;
+use serde_json::json;
 
 /// The maximum length of each text of an error object, in bytes: runtimes log it again for each attempt.
 const MAX_TEXT_BYTES: usize = 4 << 10;
@@ -191,19 +191,13 @@ impl Error {
     /// length.
     #[must_use]
     pub fn to_json(&self, cni_version: &str) -> serde_json::Value {
-        #[derive(Serialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Wire<'a> {
-            cni_version: &'a str,
-            code: u32,
-            msg: &'a str,
-            #[serde(skip_serializing_if = "str::is_empty")]
-            details: &'a str,
-        }
         let [msg, details] = [&self.msg, &self.details].map(|text| line(text));
-        let (msg, details) = (&*cut(&msg, MAX_TEXT_BYTES), &*cut(&details, MAX_TEXT_BYTES));
-        let wire = Wire { cni_version, code: self.number(), msg, details };
-        serde_json::to_value(wire).unwrap_or_default()
+        let (msg, details) = (cut(&msg, MAX_TEXT_BYTES), cut(&details, MAX_TEXT_BYTES));
+        let mut object = json!({"cniVersion": cni_version, "code": self.number(), "msg": msg});
+        if !details.is_empty() {
+            object["details"] = details.into();
+        }
+        object
     }
 }
 

@@ -67,8 +67,9 @@ pub struct NodeConf {
     auto_dialect: Option<&'static str>,
     /// The sources of facts, and the excluded namespaces of all networks that are not in `networks`.
     kubernetes: Kubernetes,
+    /// All networks that are not in `networks`.
     #[serde(flatten)]
-    policy: NetworkPolicy,
+    others: Network,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     networks: BTreeMap<String, Network>,
     /// The sub-plugins with `pod_overrides: false` in all attachments.
@@ -81,7 +82,10 @@ pub struct NodeConf {
 
 /// What the node's administrator decided for the pods of a network.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-struct NetworkPolicy {
+struct Network {
+    /// `None` for networks without keys of their own: the block `kubernetes` has their namespaces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exclude_namespaces: Option<Vec<String>>,
     /// The installed sub-plugin chain.
     chain: Vec<Map<String, Value>>,
     /// What pods may request.
@@ -89,18 +93,12 @@ struct NetworkPolicy {
     bounds: Bounds,
 }
 
-/// A network with keys of its own.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct Network {
-    exclude_namespaces: Vec<String>,
-    #[serde(flatten)]
-    policy: NetworkPolicy,
-}
-
-impl NetworkPolicy {
+impl Network {
+    /// Returns a network with keys of its own.
     fn of(conf: &NetConf) -> Self {
+        let exclude_namespaces = Some(conf.kubernetes.exclude_namespaces.clone());
         let chain = conf.chain.iter().map(|block| block.keys.clone()).collect();
-        Self { chain, bounds: conf.bounds.clone() }
+        Self { exclude_namespaces, chain, bounds: conf.bounds.clone() }
     }
 
     /// Returns the installed blocks of a pinned sub-plugin, or one with the defaults.
@@ -111,13 +109,6 @@ impl NetworkPolicy {
         }
         blocks.iter_mut().for_each(pin);
         blocks
-    }
-}
-
-impl Network {
-    fn of(conf: &NetConf) -> Self {
-        let exclude_namespaces = conf.kubernetes.exclude_namespaces.clone();
-        Self { exclude_namespaces, policy: NetworkPolicy::of(conf) }
     }
 }
 
@@ -142,7 +133,7 @@ impl NodeConf {
             delegate_timeout_seconds: Some(conf.delegate_timeout.as_secs()),
             auto_dialect: conf.auto_format.map(|format| format.name()),
             kubernetes: conf.kubernetes.clone(),
-            policy: NetworkPolicy::of(conf),
+            others: Network { exclude_namespaces: None, ..Network::of(conf) },
             networks: BTreeMap::new(),
             pinned: SUB_PLUGINS.iter().copied().filter(is_pinned).map(str::to_owned).collect(),
             attachments_may_exclude_namespaces: conf.attachments_may_exclude_namespaces,
@@ -220,9 +211,9 @@ impl NodeConf {
         for (name, other) in others {
             let is_pinned = |kind: &&str| [&self, &other].iter().any(|conf| conf.pinned.iter().any(|own| own == kind));
             self.pinned = SUB_PLUGINS.iter().copied().filter(is_pinned).map(str::to_owned).collect();
-            let [own, other] = [&self, &other].map(|node| Network {
-                exclude_namespaces: node.kubernetes.exclude_namespaces.clone(),
-                policy: node.policy.clone(),
+            let [own, other] = [&self, &other].map(|NodeConf { kubernetes, others, .. }| Network {
+                exclude_namespaces: Some(kubernetes.exclude_namespaces.clone()),
+                ..others.clone()
             });
             if json!(other) != json!(own) {
                 self.networks.insert(name, other);
@@ -231,10 +222,14 @@ impl NodeConf {
         self
     }
 
+    fn network(&self, name: &str) -> &Network {
+        self.networks.get(name).unwrap_or(&self.others)
+    }
+
     /// Returns the bounds for requests to configurations of this network.
     #[must_use]
     pub fn bounds(&self, network: &str) -> &Bounds {
-        self.networks.get(network).map_or(&self.policy.bounds, |network| &network.policy.bounds)
+        &self.network(network).bounds
     }
 
     /// Returns a summary of the keys that the node sets, for messages.
@@ -257,8 +252,7 @@ impl NodeConf {
         if !self.pinned.is_empty() {
             parts.push(format!("pins {}", self.pinned.join(", ")));
         }
-        let mut policies = self.networks.values().map(|network| &network.policy).chain([&self.policy]);
-        if policies.any(|policy| policy.bounds.is_set()) {
+        if self.networks.values().chain([&self.others]).any(|network| network.bounds.is_set()) {
             parts.push("bounds what pods may request".to_owned());
         }
         parts.join("; ")
@@ -281,13 +275,12 @@ impl NodeConf {
     /// started.
     pub fn govern(&self, conf: &mut Map<String, Value>, network: Option<&str>, program: &str) -> Option<String> {
         let name = conf.get("name").and_then(Value::as_str).or(network).unwrap_or_default();
-        let of_network = self.networks.get(name);
-        let policy = of_network.map_or(&self.policy, |network| &network.policy).clone();
+        let network = self.network(name);
         let mut node = self.clone();
-        if let Some(network) = of_network {
-            node.kubernetes.exclude_namespaces.clone_from(&network.exclude_namespaces);
+        if let Some(excluded) = &network.exclude_namespaces {
+            node.kubernetes.exclude_namespaces.clone_from(excluded);
         }
-        node.policy.bounds.clone_from(&policy.bounds);
+        node.others.bounds.clone_from(&network.bounds);
         let mut ignored = Vec::new();
         node.add_excluded(conf, &mut ignored);
         let node = json!(node);
@@ -309,8 +302,8 @@ impl NodeConf {
         for key in ["log_file", "delegate_timeout_seconds", "auto_dialect", "kubernetes"] {
             conf.extend(node.get(key).map(|value| (key.to_owned(), value.clone())));
         }
-        conf.insert(NODE_BOUNDS.to_owned(), json!(policy.bounds));
-        self.govern_chain(conf, &policy, program, &mut ignored);
+        conf.insert(NODE_BOUNDS.to_owned(), json!(network.bounds));
+        self.govern_chain(conf, network, program, &mut ignored);
         let place = &self.place;
         (!ignored.is_empty())
             .then(|| format!("ignored keys: {}: only the node can set them, in {place}", ignored.join(", ")))
@@ -338,16 +331,10 @@ impl NodeConf {
     }
 
     /// Replaces blocks of pinned sub-plugins, and marks the others as requests, unless the chain is the installed one.
-    fn govern_chain(
-        &self,
-        conf: &mut Map<String, Value>,
-        policy: &NetworkPolicy,
-        program: &str,
-        ignored: &mut Vec<String>,
-    ) {
+    fn govern_chain(&self, conf: &mut Map<String, Value>, network: &Network, program: &str, ignored: &mut Vec<String>) {
         // The plugin refuses an invalid chain later.
         let Some(own) = chain_of(conf, program) else { return };
-        let is_installed = own == policy.chain;
+        let is_installed = own == network.chain;
         let (mut chain, mut replaced): (Vec<Map<String, Value>>, Vec<&str>) = (Vec::new(), Vec::new());
         for (i, mut block) in own.iter().cloned().enumerate() {
             let kind = SUB_PLUGINS.into_iter().find(|kind| *kind == kind_of(&block));
@@ -361,7 +348,7 @@ impl NodeConf {
                 }
                 (_, Some(kind)) => {
                     pin(&mut block);
-                    let blocks = policy.pinned_blocks(kind);
+                    let blocks = network.pinned_blocks(kind);
                     if !blocks.contains(&block) && block.len() > 2 {
                         ignored.push(format!("chain[{i}] ({kind} is pinned)"));
                     }
@@ -387,14 +374,13 @@ impl NodeConf {
     /// only those that a definition's author requested are replaced.
     #[must_use]
     pub fn with_pinned(&self, network: &str, blocks: Vec<Block>, only_requests: bool) -> Vec<Block> {
-        let policy = self.networks.get(network).map_or(&self.policy, |network| &network.policy);
         let (mut chain, mut replaced): (Vec<Block>, Vec<String>) = (Vec::new(), Vec::new());
         for block in blocks {
             let kind = block.kind().to_owned();
             if !self.pinned.contains(&kind) || (only_requests && !block.keys.contains_key(REQUEST)) {
                 chain.push(block);
             } else if !replaced.contains(&kind) {
-                let of_node = policy.pinned_blocks(&kind).into_iter();
+                let of_node = self.network(network).pinned_blocks(&kind).into_iter();
                 chain.extend(of_node.map(|keys| Block { path: block.path.clone(), keys }));
                 replaced.push(kind);
             }

@@ -55,7 +55,7 @@ pub(super) fn find(node: &str, api: &Api, configurations: &[AppliedConf]) -> Opt
     let mut pods = api.pods_of_node(node, None).ok()?;
     pods.retain(|scheduled| {
         let has_served = application_containers(&scheduled.pod).iter().any(|container| container.runs_after_proxy());
-        has_served && !scheduled.is_ending && !scheduled.has_ended()
+        has_served && !scheduled.is_ending
     });
     if pods.is_empty() {
         return Some(Vec::new());

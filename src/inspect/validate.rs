@@ -1,8 +1,8 @@
 //! `validate`: checks the configurations in a file as `detour install` and the agent do.
 
 use super::terminal::{Cell, Screen, TextReport, Tone, first_of};
+use crate::cluster::KubeconfigSummary;
 use crate::cluster::yaml::documents;
-use crate::cluster::{Authority, KubeconfigSummary};
 use crate::cni::{Code, Error, NODE_CONFIGURATION, NetConf, NodeConf, PROGRAM, configuration};
 use crate::plugin::node::effective;
 use crate::plugin::{TargetNode, validate};
@@ -208,7 +208,7 @@ fn helm_values(keys: &Map<String, Value>) -> Option<String> {
 #[must_use]
 pub fn kubeconfig_warning(KubeconfigSummary { server, authority, .. }: &KubeconfigSummary) -> Option<String> {
     let text = || format!("{server}: insecure-skip-tls-verify is true: the server is not authenticated");
-    (*authority == Authority::Insecure).then(text)
+    authority.is_none().then(text)
 }
 
 /// Returns the kind of a manifest's object; `None` if the document is no manifest.

@@ -111,7 +111,7 @@ fn the_agent_can_list_the_pods_of_a_node_and_all_namespaces() {
         let mut found: Vec<String> = pods.iter().map(|one| one.pod.name.clone()).collect();
         found.sort();
         assert_eq!(found, names);
-        assert!(pods.iter().all(|one| one.phase == "Pending" && !one.is_ending && one.pod.proxy().is_some()));
+        assert!(pods.iter().all(|one| one.is_pending && !one.is_ending && one.pod.proxy().is_some()));
     }
     assert!(agent.pods_of_node(node, Some("default")).expect("listed").is_empty());
     let namespaces = agent.namespaces(None).expect("listed");

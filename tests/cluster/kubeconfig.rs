@@ -103,6 +103,7 @@ fn an_invalid_cluster_is_reported_with_its_key() {
         ("server-absent", json!({}), "clusters[k].cluster.server"),
         ("server-bare", json!({"server": "10.0.0.1:6443"}), "clusters[k].cluster.server"),
         ("server-scheme", json!({"server": "ftp://10.0.0.1"}), "clusters[k].cluster.server"),
+        ("server-user", json!({"server": "https://u:s3cr3t@10.0.0.1"}), "expected a URL without user"),
         ("server-blank", json!({"server": "https://a b"}), "clusters[k].cluster.server"),
         (
             "ca-base64",
@@ -157,7 +158,7 @@ fn an_invalid_user_is_reported_with_its_key() {
         ("as", json!({"token": "t", "as": "root"}), "users[u].user.as"),
         ("token", json!({"token": "a\u{7}b"}), "users[u].user.token"),
         ("token-file", json!({"tokenFile": "absent"}), "users[u].user.tokenFile"),
-        ("no-key", json!({"client-certificate-data": pem}), "users[u].user.client-key"),
+        ("no-key", json!({"client-certificate-data": pem}), "client-key(-data)"),
         ("no-certificate", json!({"client-key-data": pem}), "users[u].user.client-certificate"),
         ("base64", json!({"client-certificate-data": "!", "client-key-data": pem}), "users[u].user.client-certificate"),
         ("key-base64", json!({"client-certificate-data": pem, "client-key-data": "!"}), "failed to load client key"),

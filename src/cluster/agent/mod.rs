@@ -137,7 +137,7 @@ impl AgentClient {
         };
         tracing::debug!(facts = "api", why, "asking the API server instead of the agent");
         let is_connected = !matches!(no_answer, NoAnswer::NotConnected(_));
-        fallback(&api.by(if is_connected { deadline.of_connected() } else { deadline })).map_err(|error| {
+        fallback(&api.by(deadline, is_connected)).map_err(|error| {
             let separator = if error.details.is_empty() { "" } else { "; " };
             let details = format!("{}{separator}agent_socket {socket}: {why}", error.details);
             error.with_details(details)

@@ -9,7 +9,7 @@ use super::session::{Events, Session};
 use crate::cluster::resources::{
     Event, NodeTaints, ObjectRef, Permission, ReportedEvent, ScheduledPod, Token, Workload,
 };
-use crate::cluster::wire::{DaemonSetObject, NamespaceObject, NodeObject, PodObject};
+use crate::cluster::wire::{DaemonSetObject, NamespaceObject, PodObject};
 use crate::cni::{Code, Error};
 use crate::pod::{Namespace, Pod, PodRef};
 use k8s_openapi::api::authentication::v1::TokenRequest;
@@ -88,7 +88,16 @@ impl Api {
     /// # Errors
     /// The node does not exist, or the API does not answer.
     pub fn node(&self, name: &str) -> Result<NodeTaints, Error> {
-        self.send(&ApiRequest::get(Kind::NODE, None, name)?, |node: NodeObject| Ok(node.into()))
+        self.send(&ApiRequest::get(Kind::NODE, None, name)?, |node: Value| {
+            let text = |at: &Value| at.as_str().map(str::to_owned).ok_or_else(|| Failure::unexpected("not a node"));
+            let (name, resource_version) =
+                (text(&node["metadata"]["name"])?, text(&node["metadata"]["resourceVersion"])?);
+            Ok(NodeTaints {
+                name,
+                resource_version,
+                taints: node["spec"]["taints"].as_array().cloned().unwrap_or_default(),
+            })
+        })
     }
 
     /// Replaces all taints of a node that still has its `resource_version` (`patch nodes`).
@@ -185,7 +194,7 @@ impl Session {
         let mut request = ApiRequest::get(Kind::DAEMON_SET, Some(namespace), name)?;
         request.confirmed_by = Some(name.clone());
         let accept = |found: DaemonSetObject| Ok(!found.metadata.is_deleting());
-        match self.send(&request, Deadline::after(timeout).awaiting(false), accept).await {
+        match self.send(&request, Deadline { awaits: false, ..Deadline::after(timeout) }, accept).await {
             Err(error) if error.code == Code::PodUnknown => Ok(false),
             result => result,
         }
@@ -266,9 +275,10 @@ fn scheduled_pod(object: PodObject) -> ScheduledPod {
     let metadata = &object.metadata;
     let template_hash = metadata.labels.get("pod-template-hash").map(String::as_str);
     let workload = metadata.controller().map(|owner| Workload::of(&owner.kind, &owner.name, template_hash));
-    let is_ending = metadata.is_deleting();
-    let phase = object.status.as_ref().map(|status| status.phase.clone()).unwrap_or_default();
-    ScheduledPod { pod: object.into(), workload, phase, is_ending }
+    let status = object.status.as_ref();
+    let is_pending = status.is_some_and(|status| status.phase == "Pending");
+    let is_ending = metadata.is_deleting() || status.is_some_and(|status| status.has_ended());
+    ScheduledPod { workload, is_pending, is_ending, pod: object.into() }
 }
 
 /// Returns the time of the last occurrence of an Event in either form: `core/v1`, or one that was created as
@@ -286,5 +296,25 @@ fn reported_event(event: &Value) -> ReportedEvent {
         reason: text("reason"),
         message: text("message"),
         count: count.unwrap_or(1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_is_ending_if_it_has_ended_or_is_being_deleted() {
+        for (phase, deleted, expected) in [
+            ("Pending", Value::Null, (true, false)),
+            ("Running", Value::Null, (false, false)),
+            ("Running", json!("2026-01-01T00:00:00Z"), (false, true)),
+            ("Succeeded", Value::Null, (false, true)),
+            ("Failed", Value::Null, (false, true)),
+        ] {
+            let object = json!({"metadata": {"name": "p", "deletionTimestamp": deleted}, "status": {"phase": phase}});
+            let pod = scheduled_pod(serde_json::from_value(object).expect("a pod"));
+            assert_eq!((pod.is_pending, pod.is_ending), expected, "{phase}");
+        }
     }
 }

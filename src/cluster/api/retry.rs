@@ -25,14 +25,14 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_millis(300);
 /// The time for all attempts of a request.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::cluster) struct Deadline {
-    started: Instant,
-    at: Instant,
-    /// Whether the attempts end early if the server accepts no connection.
-    needs_connection: bool,
+    pub(super) started: Instant,
+    pub(super) at: Instant,
+    /// Whether the attempts end early if the server accepts no connection: no other source has accepted one.
+    pub(super) needs_connection: bool,
     /// Whether transient failures are retried.
-    retries: bool,
-    /// Whether an object that is not found may be about to appear.
-    awaits: bool,
+    pub(super) retries: bool,
+    /// Whether an object that is not found may be about to appear; if not, the first "not found" is the result.
+    pub(super) awaits: bool,
 }
 
 impl Deadline {
@@ -40,21 +40,6 @@ impl Deadline {
     pub(in crate::cluster) fn after(timeout: Duration) -> Self {
         let started = Instant::now();
         Self { started, at: started + timeout, needs_connection: true, retries: true, awaits: true }
-    }
-
-    /// Returns the deadline for a request whose other source has accepted a connection: it does not end early.
-    pub(in crate::cluster) const fn of_connected(self) -> Self {
-        Self { needs_connection: false, ..self }
-    }
-
-    /// Returns the deadline for a request whose transient failures are not retried, unless `retries`.
-    pub(super) const fn with_retries(self, retries: bool) -> Self {
-        Self { retries, ..self }
-    }
-
-    /// Returns the deadline for a request whose first "not found" is the result, unless `awaits`.
-    pub(super) const fn awaiting(self, awaits: bool) -> Self {
-        Self { awaits, ..self }
     }
 }
 
@@ -196,7 +181,7 @@ mod tests {
         let parts = ["no connection within", "an earlier attempt failed: refused"];
         assert!(parts.iter().all(|part| last.cause.contains(part)), "{last:?}");
         assert!(times.len() > 1);
-        let connected = Deadline::after(Duration::from_secs(3)).of_connected();
+        let connected = Deadline { needs_connection: false, ..Deadline::after(Duration::from_secs(3)) };
         let (times, _) = failing(connected, closed_port(), &refused);
         assert!(times.last() >= Some(&Duration::from_millis(2900)), "{times:?}");
     }

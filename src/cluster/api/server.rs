@@ -118,9 +118,10 @@ impl Api {
         Self { retries: false, ..self }
     }
 
-    /// Returns the server for a lookup that has asked another source before.
-    pub(in crate::cluster) fn by(&self, deadline: Deadline) -> Self {
-        Self { deadline: Some(deadline), ..self.clone() }
+    /// Returns the server for a lookup that has asked another source before. The attempts do not end early if that has
+    /// accepted a connection.
+    pub(in crate::cluster) fn by(&self, deadline: Deadline, is_connected: bool) -> Self {
+        Self { deadline: Some(Deadline { needs_connection: !is_connected, ..deadline }), ..self.clone() }
     }
 
     /// Returns the session, which the first call opens.
@@ -129,18 +130,19 @@ impl Api {
             return Ok(session);
         }
         let (kubeconfig, path) = match &*self.credentials {
-            Credentials::Kubeconfig { root, path } => (Kubeconfig::load(root, path)?, path),
+            Credentials::Kubeconfig { root, path } => (Kubeconfig::read(root, path)?, path),
             Credentials::Account { server, directory } => {
-                (Kubeconfig::of_service_account(server, directory, self.runtime.is_some())?, directory)
+                (Kubeconfig::of_service_account(server, directory), directory)
             }
         };
-        let session = Session::open(kubeconfig, path.clone(), self.runtime.clone())?;
+        let session = Session::open(&kubeconfig, path.clone(), self.runtime.clone())?;
         Ok(self.session.get_or_init(|| session))
     }
 
     /// Returns the deadline of a lookup that starts now.
     fn deadline(&self) -> Deadline {
-        self.deadline.unwrap_or_else(|| Deadline::after(self.timeout)).with_retries(self.retries)
+        let deadline = self.deadline.unwrap_or_else(|| Deadline::after(self.timeout));
+        Deadline { retries: self.retries, ..deadline }
     }
 
     /// Sends a request whose first "not found" is the result, and returns what `accept` takes from the answer.
@@ -150,12 +152,12 @@ impl Api {
         accept: impl Fn(T) -> Result<U, Failure>,
     ) -> Result<U, Error> {
         let session = self.session()?;
-        session.run(session.send(request, self.deadline().awaiting(false), accept))
+        session.run(session.send(request, Deadline { awaits: false, ..self.deadline() }, accept))
     }
 
     /// Sends all requests concurrently and waits for all of them. "Not found" is not retried: the object existed.
     pub(super) fn write(&self, requests: &[ApiRequest]) -> Result<(), Error> {
-        let (session, deadline) = (self.session()?, self.deadline().awaiting(false));
+        let (session, deadline) = (self.session()?, Deadline { awaits: false, ..self.deadline() });
         let send = |request| session.send(request, deadline, |_: IgnoredAny| Ok(()));
         Error::all(session.run(join_all(requests.iter().map(send))))
     }
@@ -215,7 +217,8 @@ impl Cluster for Api {
 
     fn probe(&self) -> Result<(), Error> {
         let request = ApiRequest::get(Kind::POD, Some("default"), "detour-status-probe")?;
-        match self.within(PROBE_TIMEOUT).send(&request, |_: PodObject| Ok(())) {
+        let at_once = Self { deadline: None, ..self.within(PROBE_TIMEOUT) };
+        match at_once.send(&request, |_: PodObject| Ok(())) {
             // "Not found" shows that the server answers and grants the permission to get pods.
             Err(error) if error.code == Code::PodUnknown => Ok(()),
             result => result,
@@ -235,7 +238,7 @@ impl Definitions for Api {
                 found.metadata.is_of(Some(&object.namespace), &object.name).map_err(Failure::unexpected)?;
                 Ok(Lookup::Found(found.into()))
             };
-            match session.send(&request, deadline.awaiting(*awaited), accept).await {
+            match session.send(&request, Deadline { awaits: *awaited, ..deadline }, accept).await {
                 Err(error) if error.code == Code::PodUnknown => Ok(Lookup::Missing(error.to_string())),
                 result => result,
             }

@@ -7,7 +7,7 @@
 use super::failure::Failure;
 use super::request::{ApiRequest, Collection};
 use super::retry::{Deadline, ServerAddress, retry};
-use crate::cluster::kubeconfig::Kubeconfig;
+use crate::cluster::kubeconfig::{Kubeconfig, connects_to, server_address};
 use crate::cni::{Code, Error};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
@@ -77,7 +77,7 @@ struct ListMetadata {
 
 impl Session {
     /// Creates the client; the first request connects.
-    pub(super) fn open(kubeconfig: Kubeconfig<'_>, path: PathBuf, shared: Option<Handle>) -> Result<Self, Error> {
+    pub(super) fn open(kubeconfig: &Kubeconfig<'_>, path: PathBuf, shared: Option<Handle>) -> Result<Self, Error> {
         let own = match &shared {
             Some(_) => None,
             None => Some(Builder::new_current_thread().enable_io().enable_time().build().map_err(|error| {
@@ -86,11 +86,12 @@ impl Session {
         };
         let handle = shared.or_else(|| own.as_ref().map(|runtime| runtime.handle().clone()));
         let handle = handle.ok_or_else(|| Error::new(Code::Internal, "no event loop for API requests"))?;
-        let (server, address) = kubeconfig.addresses();
+        let config = kubeconfig.config(own.is_none())?;
+        let (server, address) = (server_address(&config), connects_to(&config));
         // A client spawns tasks.
         let client = {
             let _inside = handle.enter();
-            kubeconfig.client()?
+            kubeconfig.client(config)?
         };
         Ok(Self { own, handle, client, server, address, kubeconfig: path, page: Mutex::default() })
     }

@@ -160,14 +160,9 @@ pub(in crate::cni) fn remove_unknown(
     known: &[&'static str],
     warnings: &mut Vec<String>,
 ) {
-    keys.retain(|key, _| {
-        let is_known = known.contains(&key.as_str());
-        if !is_known {
-            let suggestion = did_you_mean(key, known.iter().copied());
-            warnings.push(format!("{place}{key}: unknown key, ignored{suggestion}"));
-        }
-        is_known
-    });
+    let unknown = keys.keys().map(String::as_str).filter(|key| !known.contains(key));
+    warnings.extend(self::warnings(place, unknown, || known.iter().copied()));
+    keys.retain(|key, _| known.contains(&key.as_str()));
 }
 
 /// Returns a warning for each of the `unknown` keys in `kubernetes` that is not one of maistra's. `known` are the

@@ -102,7 +102,7 @@ impl Node<'_> {
             Candidate::Ambient(enrolled_by) => Some(enrolled_by),
         };
         let found = match self.snapshot.of_pod(pod) {
-            Ok(None) if scheduled.phase == "Pending" => return None,
+            Ok(None) if scheduled.is_pending => return None,
             Ok(None) => Err(Error::new(Code::InvalidNetns, "network namespace not found on this node")),
             Ok(Some(found)) => Ok(found),
             Err(error) => Err(error),
@@ -302,7 +302,7 @@ enum Candidate {
 /// Returns why the report is about a pod; `None` if the pod has ended, is a gateway or is not part of the mesh.
 fn candidate(scheduled: &ScheduledPod, namespace: Option<&Namespace>) -> Option<Candidate> {
     let pod = &scheduled.pod;
-    if scheduled.is_ending || scheduled.has_ended() {
+    if scheduled.is_ending {
         return None;
     }
     if let Some(enrolled_by) = enrolled_by(pod, namespace) {
@@ -360,7 +360,7 @@ mod tests {
     fn pod(own: &[(&str, &str)], change: impl Fn(&mut Pod)) -> ScheduledPod {
         let mut pod = Pod { namespace: "shop".into(), name: "web".into(), labels: labels(own), ..Pod::default() };
         change(&mut pod);
-        ScheduledPod { pod, phase: "Running".into(), ..ScheduledPod::default() }
+        ScheduledPod { pod, ..ScheduledPod::default() }
     }
 
     fn proxy(args: &[&str]) -> Container {
@@ -376,9 +376,6 @@ mod tests {
         let native = pod(&[], |pod| pod.init_containers.push(proxy(&[])));
         assert_eq!(of(&native), Some(Candidate::WithSidecar));
         assert_eq!(of(&ScheduledPod { is_ending: true, ..meshed.clone() }), None);
-        for phase in ["Succeeded", "Failed"] {
-            assert_eq!(of(&ScheduledPod { phase: phase.into(), ..meshed.clone() }), None);
-        }
         for host_network in [false, true] {
             let gateway = pod(&[], |pod| {
                 pod.containers.push(proxy(&["proxy", "router"]));

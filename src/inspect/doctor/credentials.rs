@@ -4,7 +4,7 @@
 use super::checks;
 use super::report::{AGENT_TIMEOUT, CheckTarget, CheckVerdict, Results};
 use crate::cluster::agent::broken_watches;
-use crate::cluster::{Api, Authority, CredentialsSummary, KubeconfigSummary, Permission};
+use crate::cluster::{Api, KubeconfigSummary, Permission};
 use crate::cni::{Error, NetConf, NetworkStatus};
 use crate::inspect::validate::kubeconfig_warning;
 use crate::{cluster, sub_plugins};
@@ -68,24 +68,14 @@ pub(super) fn examine_kubeconfig(
 
 fn valid(summary: &KubeconfigSummary) -> CheckVerdict {
     let server = &summary.server;
-    let by = match &summary.authority {
-        Authority::Embedded => "certificate authority embedded".to_owned(),
-        Authority::File(file) => format!("certificate authority in {}", file.display()),
-        Authority::System => "no certificate authority; the node's trusted certificates are used".to_owned(),
-        Authority::Insecure => {
-            let next = "use certificate-authority-data instead; detour install writes it";
-            return CheckVerdict::warn(kubeconfig_warning(summary).unwrap_or_default(), next);
-        }
+    let Some(by) = &summary.authority else {
+        let next = "use certificate-authority-data instead; detour install writes it";
+        return CheckVerdict::warn(kubeconfig_warning(summary).unwrap_or_default(), next);
     };
-    let who = match &summary.credentials {
-        CredentialsSummary::Token => "a token".to_owned(),
-        CredentialsSummary::TokenFile(file) => format!("the token in {}", file.display()),
-        CredentialsSummary::Certificate => "a client certificate".to_owned(),
-        CredentialsSummary::Nothing => {
-            return CheckVerdict::fail(format!("{server}: no credentials"), REWRITE);
-        }
-    };
-    CheckVerdict::pass(format!("{server} with {who}; {by}"))
+    match &summary.credentials {
+        Some(who) => CheckVerdict::pass(format!("{server} with {who}; {by}")),
+        None => CheckVerdict::fail(format!("{server}: no credentials"), REWRITE),
+    }
 }
 
 fn token(summary: &KubeconfigSummary, now: i64) -> CheckVerdict {
@@ -195,7 +185,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn summary(expires: Option<i64>) -> KubeconfigSummary {
-        let (authority, credentials) = (Authority::Embedded, CredentialsSummary::Token);
+        let [authority, credentials] = ["a CA", "a token"].map(|text| Some(text.to_owned()));
         KubeconfigSummary { server: "https://a".into(), authority, credentials, token: Some("t".into()), expires }
     }
 
@@ -215,9 +205,9 @@ mod tests {
     fn insecure_skip_tls_verify_is_a_warning_and_missing_credentials_are_a_failure() {
         let outcome = |summary: KubeconfigSummary| valid(&summary).outcome;
         assert_eq!(outcome(summary(None)), CheckOutcome::Pass);
-        let insecure = KubeconfigSummary { authority: Authority::Insecure, ..summary(None) };
+        let insecure = KubeconfigSummary { authority: None, ..summary(None) };
         assert_eq!(outcome(insecure), CheckOutcome::Warn);
-        let without = KubeconfigSummary { credentials: CredentialsSummary::Nothing, ..summary(None) };
+        let without = KubeconfigSummary { credentials: None, ..summary(None) };
         assert_eq!(outcome(without), CheckOutcome::Fail);
     }
 
