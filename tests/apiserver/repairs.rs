@@ -162,7 +162,7 @@ fn the_shipped_agent_creates_an_event_if_an_excluded_container_starts_captured()
         sandbox.pin(&pod);
         node.call("ADD", &sandbox, &pod).expect("added");
         let kind = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"namespace": "shop"}});
-        let is_capture = |event: &serde_json::Value| {
+        let is_capture = |event: &Value| {
             let message = event["message"].as_str().expect("text");
             event["reason"] == "DetourContainerCaptured"
                 && event["involvedObject"]["uid"] == pod["metadata"]["uid"]

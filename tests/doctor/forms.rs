@@ -63,7 +63,7 @@ fn the_nodes_keys_count_and_not_those_of_an_attachment() {
         conf["kubernetes"]["exclude_namespaces"] = serde_json::json!(["shop"]);
         scene.write(CONF, &conf.to_string());
         assert_eq!(redirected(), before);
-        std::fs::remove_file(scene.path("var/lib/cni/detour/node.json")).expect("it was installed");
+        fs::remove_file(scene.path("var/lib/cni/detour/node.json")).expect("it was installed");
         assert_ne!(redirected(), before, "without a node configuration they count");
     });
 }
@@ -157,7 +157,7 @@ fn elsewhere_it_says_what_to_run_and_where() {
         plan.cluster.agents.extend(agent.map(|agent| ("worker-7".to_owned(), agent.to_owned())));
         plan.is_added = false;
         scene(plan, |scene| {
-            std::fs::remove_dir_all(scene.path("var/lib/cni/results")).expect("removed");
+            fs::remove_dir_all(scene.path("var/lib/cni/results")).expect("removed");
             let report = scene.report(&POD);
             assert_eq!(report["healthy"], true, "{report:#}");
             let lines = report["checks"].as_array().expect("checks");
@@ -181,8 +181,8 @@ fn elsewhere_it_says_what_to_run_and_where() {
 
 #[test]
 fn every_field_and_every_check_is_documented() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
-    let read = |name: &str| std::fs::read_to_string(path.join(name)).expect("readable");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let read = |name: &str| fs::read_to_string(path.join(name)).expect("readable");
     let (reports, doctor) = (read("reports.md"), read("troubleshoot.md"));
     let (_, section) = reports.split_once("\n## `doctor`\n").expect("a section");
     let section = section.split("\n## ").next().expect("one at least");
