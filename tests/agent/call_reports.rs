@@ -1,7 +1,10 @@
-//! The agent's log lines about plugin calls.
+//! The agent's reports about plugin calls, a stuck agent, and malformed requests. `tests/cluster/agent.rs` has the other
+//! faults of agents.
 
-use crate::scene::{Scene, UID};
-use serde_json::json;
+use crate::api::PODS;
+use crate::scene::{Scene, UID, pod};
+use serde_json::{Value, json};
+use std::os::unix::net::UnixStream;
 
 fn field<'a>(line: &'a str, key: &str) -> &'a str {
     let start = line.find(&format!(" {key}=")).unwrap_or_else(|| panic!("no {key} in {line}")) + key.len() + 2;
@@ -76,5 +79,65 @@ fn a_call_for_an_excluded_namespace_is_reported() {
         conf["kubernetes"]["exclude_namespaces"] = json!(["shop"]);
         scene.done("ADD", &conf, Some(UID));
         assert!(!agent.wait_for_log("command=ADD").contains("facts="));
+    });
+}
+
+#[test]
+fn a_request_outside_the_bounds_is_an_event_of_the_pod() {
+    Scene::run(|scene| {
+        let mut excluding = pod(UID);
+        excluding["metadata"]["annotations"]["detour.io/exclude-uids"] = json!("7,*");
+        scene.api.put(PODS, &excluding);
+        let _agent = scene.agent();
+        let mut conf = scene.conf_of_agent_alone();
+        let (code, text) = scene.call("ADD", &conf, Some(UID)).refused();
+        let bound = "annotation \"detour.io/exclude-uids\" of pod shop/web-0: \"*\" is outside the bounds: \
+                     not permitted by the default bounds";
+        assert!(code == 7 && text.contains(bound), "{text}");
+        assert!(!scene.is_redirected());
+        conf["outside_bounds"] = json!("ignore");
+        let called = scene.done("ADD", &conf, Some(UID));
+        assert!(called.stderr.contains("is outside the bounds"), "{}", called.stderr);
+        assert!(scene.is_redirected());
+        assert_eq!(scene.api.requests(), ["POST /api/v1/namespaces/shop/events"; 2]);
+        let bodies = scene.api.bodies();
+        for (body, reason) in bodies.iter().zip(["DetourExclusionRejected", "DetourExclusionIgnored"]) {
+            assert_eq!((&body["reason"], &body["type"]), (&json!(reason), &json!("Warning")));
+            assert_eq!(body["involvedObject"]["uid"], UID);
+            assert!(body["message"].as_str().is_some_and(|message| message.contains(bound)), "{body}");
+        }
+        assert_eq!(bodies.len(), 2);
+    });
+}
+
+#[test]
+fn with_a_stuck_agent_the_api_server_answers() {
+    Scene::run(|scene| {
+        let agent = scene.agent();
+        agent.freeze();
+        let called = scene.done("ADD", &scene.conf(), Some(UID));
+        assert!(called.stderr.contains("stuck"), "{}", called.stderr);
+        assert!(scene.is_redirected());
+        let requests = scene.api.requests();
+        assert!(requests.iter().any(|line| line == "GET /api/v1/namespaces/shop/pods/web-0"), "{requests:?}");
+    });
+}
+
+#[test]
+fn the_agent_survives_malformed_requests() {
+    Scene::run(|scene| {
+        let _agent = scene.agent();
+        let unknown: Value =
+            serde_json::from_str(&scene.ask(b"{\"ask\":{\"about\":\"weather\"},\"wait_ms\":1000}\n")).expect("JSON");
+        assert_eq!(unknown["answer"], "unknown");
+        let nonsense = [b"GET / HTTP/1.1\r\n".to_vec(), b"\n".to_vec(), vec![b'x'; 1 << 20], vec![0xff; 64]];
+        for nonsense in nonsense {
+            scene.ask(&nonsense);
+        }
+        // Silent clients, one less than the limit of connections.
+        let silent: Vec<_> = (0..63).map(|_| UnixStream::connect(scene.socket()).expect("it listens")).collect();
+        scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
+        assert_eq!(scene.api.requests(), [""; 0]);
+        drop(silent);
     });
 }

@@ -3,9 +3,7 @@
 
 mod answers;
 mod boot;
-mod bounds;
 mod call_reports;
-mod fallback;
 mod primary;
 mod scene;
 #[path = "../support/mod.rs"]

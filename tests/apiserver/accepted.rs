@@ -1,7 +1,8 @@
-//! The API server accepts every field of the shipped manifests.
+//! The API server accepts every field of the shipped manifests, and the agent writes only to mounted volumes.
 
 use crate::control_plane::ControlPlane;
-use crate::shipped::{apply, base, chart, chart_with_files, helm, manifests, objects, of_kind, prepare};
+use crate::node::{OWN_LIST, SETTLED, on_a_node};
+use crate::shipped::{apply, base, chart, chart_with_files, cluster_with, helm, manifests, objects, of_kind, prepare};
 use detour_cni::agent::install::PLATFORMS;
 use serde_json::{Value, json};
 use std::fs;
@@ -147,3 +148,31 @@ const EVERYTHING: &str = "primaryPlugin.enabled=true,resourceQuotas.enabled=true
                           env.KUBERNETES_SERVICE_PORT=6443,resources.limits.cpu=2,seLinuxOptions.level=s0,\
                           tolerations[0].key=a,tolerations[0].operator=Equal,tolerations[0].value=b,\
                           attachments[0].name=a,attachments[0].namespaces={shop}";
+
+#[test]
+fn the_agent_writes_only_to_mounted_volumes() {
+    for (platform, conf) in [("kubernetes", OWN_LIST), ("openshift", "etc/cni/multus/net.d/istio-cni.conf")] {
+        let plane = cluster_with(&base(platform));
+        let objects = base(platform);
+        on_a_node(&plane, &objects, |node| {
+            let before = node.files();
+            let agent = node.start_agent("a");
+            agent.wait_for_log(SETTLED);
+            let pod = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
+            let mounts = pod["containers"][0]["volumeMounts"].as_array().expect("mounts").iter();
+            let mounts: Vec<&str> =
+                mounts.filter_map(|mount| mount["mountPath"].as_str()?.strip_prefix("/host/")).collect();
+            let written: Vec<_> = node.files().into_iter().filter(|path| !before.contains(path)).collect();
+            for path in &written {
+                assert!(mounts.iter().any(|mount| path.starts_with(mount)), "{path} is on no volume");
+            }
+            assert!(written.len() >= 3, "{written:?}");
+            for volume in pod["volumes"].as_array().expect("volumes") {
+                let Some(path) = volume["hostPath"]["path"].as_str() else { continue };
+                assert!(mounts.contains(&path.trim_start_matches('/')), "{path} is mounted at its own place");
+            }
+            let written = node.read(conf);
+            assert!(written.contains("\"uid-exclude\"") && written.contains("1337"), "{written}");
+        });
+    }
+}

@@ -10,4 +10,3 @@ mod platforms;
 mod plugin_keys;
 mod readme;
 mod refused;
-mod test_pod;

@@ -4,10 +4,8 @@ mod chained;
 #[path = "../support/control_groups.rs"]
 mod control_groups;
 mod image;
-mod installed;
 mod node;
 mod pod;
-mod primary;
 
 use serde_json::{Value, json};
 

@@ -9,13 +9,10 @@ mod foreign;
 mod gc;
 mod legacy;
 mod limits;
-mod locks;
 mod loopback_plugin;
 mod lost_state;
 mod order;
-mod parallel;
 mod records;
-mod saved_policies;
 mod sequences;
 #[path = "../support/mod.rs"]
 mod support;

@@ -3,7 +3,6 @@
 
 mod api;
 mod audit;
-mod confined;
 mod containers;
 mod faults;
 mod find;

@@ -6,7 +6,6 @@ mod cluster_cnis;
 mod command;
 mod crash;
 mod credentials;
-mod disk;
 mod exposition;
 mod golden;
 mod manifests;

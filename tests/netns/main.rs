@@ -23,9 +23,7 @@ mod limits;
 mod live_policy;
 mod migration;
 mod native;
-mod own_users;
 mod pod;
-mod processes;
 mod resolvers;
 mod secondary_networks;
 #[path = "../support/mod.rs"]

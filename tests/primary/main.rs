@@ -13,7 +13,6 @@ mod delegates;
 mod live_policy;
 mod networks;
 mod node;
-mod readiness;
 mod rollback;
 mod sidecar;
 #[path = "../support/mod.rs"]

@@ -32,7 +32,6 @@ mod pod;
 mod starts;
 #[path = "../support/mod.rs"]
 mod support;
-mod validator;
 
 use std::time::Duration;
 use support::{api, program};

@@ -1,8 +1,9 @@
-//! What a running pod follows.
+//! What a running pod follows: annotations, its namespace, and the node's configuration; one of several agents acts.
 
 use crate::live_policy::api::PODS;
 use crate::live_policy::pod::{EXCLUDE_PORTS, EXCLUDE_UIDS, Pod};
-use crate::live_policy::scene::{annotate_namespace, events, publish, sample, scene, until, wait_for_event};
+use crate::live_policy::scene::{CHAIN, annotate_namespace, events, publish, sample, scene, until, wait_for_event};
+use crate::support::agent_node::write;
 use serde_json::json;
 
 #[test]
@@ -150,5 +151,67 @@ fn a_pod_that_is_being_deleted_loses_a_bypass_until_it_ends() {
         annotate_namespace(api, &json!({}));
         pod.until(|pod| !pod.excludes_uid(7000));
         assert!(ended.excludes_uid(7000));
+    });
+}
+
+/// During a rolling update, the earlier agent changes pods, and the later one takes over when it has ended.
+#[test]
+fn one_of_two_agents_changes_a_pod() {
+    scene(|scene, api| {
+        let (first, address) = scene.agent_with_metrics(&[]);
+        let pod = Pod::added(scene, api, "web-0", &[]);
+        scene.wait_for_counts([1, 0, 0, 0]);
+        let second = scene.starting_agent("b", &["--health-address=127.0.0.1:0"]);
+        let lines = second.wait_for_logs(&["serving /healthz", "this agent is on standby"]);
+        let line = lines.iter().find(|line| line.contains("address=")).expect("its address");
+        let other = line.split("address=").nth(1).expect("one").trim().to_owned();
+        pod.set(EXCLUDE_PORTS, "3306");
+        publish(api, &pod);
+        pod.until(|pod| pod.excludes_port(3306));
+        wait_for_event(api, &pod, "DetourPolicyChanged", "3306");
+        let applied = "detour_policy_changes_total{result=\"applied\"}";
+        until("the metric", || sample(&address, applied) == Some(1));
+        assert_eq!(sample(&other, applied), Some(0));
+        drop(first);
+        pod.set(EXCLUDE_PORTS, "3307");
+        publish(api, &pod);
+        pod.until(|pod| pod.excludes_port(3307));
+        until("the metric", || sample(&other, "detour_pods{policy=\"current\"}") == Some(1));
+        wait_for_event(api, &pod, "DetourPolicyChanged", "3307");
+        assert_eq!(events(api, &pod, "DetourPolicyChanged").len(), 2);
+    });
+}
+
+#[test]
+fn running_pods_follow_the_nodes_configuration() {
+    scene(|scene, api| {
+        let _agent = scene.agent(&[]);
+        let pods = ["a", "b"].map(|name| Pod::added(scene, api, name, &[]));
+        scene.wait_for_counts([2, 0, 0, 0]);
+        scene.configure(&CHAIN.replace(r#""uid-exclude""#, r#""uid-exclude", "uids": ["7000"]"#));
+        for pod in &pods {
+            pod.until(|pod| pod.excludes_uid(7000));
+            wait_for_event(api, pod, "DetourPolicyChanged", "excluded: UID 7000");
+        }
+        scene.wait_for_counts([2, 0, 0, 0]);
+        // A pod that starts now has the same policy.
+        let new = Pod::added(scene, api, "new", &[]);
+        assert!(new.excludes_uid(7000));
+        scene.wait_for_counts([3, 0, 0, 0]);
+        // An invalid configuration is refused for the whole node.
+        scene.configure(&CHAIN.replace(r#""uid-exclude""#, r#""uid-exclude", "uids": ["abc"]"#));
+        pods[0].set(EXCLUDE_PORTS, "3306");
+        publish(api, &pods[0]);
+        pods[0].until(|pod| pod.excludes_port(3306) && pod.excludes_uid(7000));
+        scene.configure(CHAIN);
+        for pod in &pods {
+            pod.until(|pod| !pod.excludes_uid(7000));
+        }
+        scene.wait_for_counts([3, 0, 0, 0]);
+        // An agent's container has no mount of the node's groups.
+        write("/proc/1/root/etc/group", "builders:x:4321:\n");
+        let redirect = r#""istio-redirect", "owner_groups_exclude": ["builders"]"#;
+        scene.configure(&CHAIN.replace(r#""istio-redirect""#, redirect));
+        pods[0].until(|pod| pod.rules().contains("--gid-owner 4321"));
     });
 }

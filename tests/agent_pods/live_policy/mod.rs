@@ -2,9 +2,7 @@
 //! agent watches a simulated API server, pods have real network namespaces, and their rules are those of the plugin's
 //! ADD. Each test has its own simulated node. Needs root, `ip`, `iptables` and `nsenter`.
 
-mod agents;
 mod ambient;
-mod configuration;
 mod followed;
 mod guard;
 mod limits;

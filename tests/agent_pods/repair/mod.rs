@@ -3,7 +3,6 @@
 //! that records its requests. Needs root, `ip`,
 //! `nft`, `iptables`, `unshare` and control groups that can be made.
 
-mod agent;
 mod in_place;
 mod left_alone;
 mod modes;

@@ -7,5 +7,4 @@ mod hook;
 mod inventory;
 mod notes;
 mod ownership;
-mod side_by_side;
 mod upgrade;

@@ -3,6 +3,5 @@
 
 mod credentials;
 mod fifos;
-mod limits;
 mod node;
 mod written;

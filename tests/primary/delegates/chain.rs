@@ -1,9 +1,15 @@
-//! Executables in a sub-plugin chain: their order, input and result.
+//! Executables in a sub-plugin chain: their order, input and result; reference plugins. `convergence::faults::executables`
+//! has the faults of executables.
 
-use crate::delegates::pod::{Pod, call, conf, with};
+use crate::delegates::pod::{Pod, call, conf, start, with};
 use crate::delegates::recorders::{Recorders, add_prints, fails};
+use crate::support::called::Called;
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::{Pid, Uid, chown};
 use serde_json::{Value, json};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 fn result(address: &str) -> Value {
     json!({"cniVersion": "1.0.0", "ips": [{"address": address}]})
@@ -141,4 +147,115 @@ fn a_chain_of_executables_alone_works() {
     assert_eq!(pod.call("ADD", &recorders.bin(), &conf).stdout, result("10.0.0.1/8"));
     assert!(pod.call("DEL", &recorders.bin(), &conf).success);
     assert_eq!(recorders.order(), ["ADD first", "DEL first"]);
+}
+
+/// Like stopping the runtime's service.
+#[test]
+fn sigterm_to_the_plugin_kills_the_executable_and_undoes_the_add() {
+    let hang = "if [ $CNI_COMMAND = ADD ]; then /bin/sleep 1000 & echo $$ > ${0%/bin/*}/pid; wait; fi";
+    let recorders = Recorders::new().with("first", "").with("second", hang);
+    let pod = Pod::new();
+    let conf = conf("1.0.0", &[json!({"type": "first"}), json!({"type": "second"})]);
+    let bin = recorders.bin();
+    let child = start(&pod.environment("ADD", &bin.display().to_string()), &conf);
+    let file = bin.with_file_name("pid");
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let group = loop {
+        assert!(Instant::now() < deadline, "it does not start");
+        if let Some(pid) = std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok()) {
+            break Pid::from_raw(pid);
+        }
+        std::thread::yield_now();
+    };
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).expect("it runs");
+    let output = Called::ended(child);
+    assert_eq!(output.stdout["code"], 11, "{}", output.stdout);
+    assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("SIGTERM was received")), "{}", output.stdout);
+    assert_eq!(recorders.order(), ["ADD first", "ADD second", "DEL second", "DEL first"]);
+    assert_eq!(pod.rules(), [""; 0]);
+    // Its child is killed too; init reaps it later.
+    while killpg(group, None) != Err(Errno::ESRCH) {
+        assert!(Instant::now() < deadline, "something of its process group still runs");
+        std::thread::yield_now();
+    }
+}
+
+const ATTACKER: u32 = 12345;
+
+fn give(path: &Path) {
+    chown(path, Some(Uid::from_raw(ATTACKER)), None).expect("root");
+}
+
+/// `bridge` searches `CNI_PATH`, which includes `cni_bin_dir`, for its IPAM plugin.
+#[test]
+fn a_trusted_plugin_gets_no_untrusted_directory_in_cni_path() {
+    let recorders = Recorders::new().with("evil-ipam", "");
+    give(&recorders.bin());
+    let pod = Pod::new();
+    let bridge = json!({"type": "bridge", "bridge": "dtrust0", "ipam": {"type": "evil-ipam"}});
+    let definition = with(conf("1.0.0", &[bridge]), &json!({"kubernetes": {"cni_bin_dir": recorders.bin()}}));
+    let output = pod.call("ADD", Path::new("/usr/lib/cni"), &definition);
+    let msg = output.stdout["msg"].as_str().unwrap_or_default();
+    assert!(msg.starts_with("plugin \"bridge\" is not executed: "), "{output:?}");
+    assert_eq!(recorders.order(), [""; 0]);
+    assert!(!Path::new("/sys/class/net/dtrust0").exists(), "nothing was made on the node");
+
+    // Another user could create a missing directory while the plugin runs.
+    let missing = Recorders::new().with("first", "");
+    let absent = json!({"kubernetes": {"cni_bin_dir": "/tmp/detour-not-there"}});
+    let definition = with(conf("1.0.0", &[json!({"type": "first"})]), &absent);
+    assert!(pod.call("ADD", &missing.bin(), &definition).success);
+    assert_eq!(missing.seen()[0].environment["CNI_PATH"], missing.bin().display().to_string());
+}
+
+const BIN: &str = "/usr/lib/cni";
+
+#[track_caller]
+fn succeeds(pod: &Pod, command: &str, conf: &Value) -> Value {
+    let output = pod.call(command, Path::new(BIN), conf);
+    assert!(output.success, "{output:?}");
+    output.stdout
+}
+
+#[test]
+fn tuning_and_loopback_in_a_chain() {
+    let pod = Pod::new();
+    pod.run(&["ip", "link", "add", "eth0", "type", "veth", "peer", "name", "other"]);
+    let sysctl = json!({"net.ipv4.conf.all.log_martians": "1"});
+    let conf = conf("1.0.0", &[json!({"type": "loopback"}), json!({"type": "tuning", "sysctl": sysctl})]);
+    let previous = json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": pod.netns()}], "ips": []});
+    let conf = with(conf, &json!({"prevResult": previous}));
+    let result = succeeds(&pod, "ADD", &conf);
+    assert_eq!(result["interfaces"][0]["name"], "eth0");
+    assert_eq!(pod.run(&["cat", "/proc/sys/net/ipv4/conf/all/log_martians"]), "1\n");
+    assert!(pod.run(&["ip", "link", "show", "lo"]).contains("UP"));
+    assert!(!pod.rules().is_empty());
+    succeeds(&pod, "CHECK", &with(conf.clone(), &json!({"prevResult": result})));
+    pod.run(&["ip", "link", "set", "lo", "down"]);
+    let output = pod.call("CHECK", Path::new(BIN), &with(conf.clone(), &json!({"prevResult": result})));
+    assert!(!output.success && output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("loopback")), "{output:?}");
+    assert_eq!(succeeds(&pod, "DEL", &conf), Value::Null);
+    assert_eq!(pod.rules(), [""; 0]);
+}
+
+/// An interface plugin with IPAM creates a pod's interface and releases its address.
+#[test]
+fn bridge_and_host_local_make_an_interface() {
+    let pod = Pod::new();
+    let data = std::env::temp_dir().join(&pod.name);
+    let bridge = format!("dd{}", std::process::id() % 1_000_000);
+    let ipam = json!({"type": "host-local", "subnet": "10.213.7.0/24", "dataDir": data});
+    let conf = conf("1.0.0", &[json!({"type": "bridge", "bridge": bridge, "ipam": ipam})]);
+    let result = succeeds(&pod, "ADD", &conf);
+    let address = result["ips"][0]["address"].as_str().expect("an address").to_owned();
+    assert!(address.starts_with("10.213.7."), "{result}");
+    assert!(pod.run(&["ip", "-4", "address", "show", "eth0"]).contains(&address));
+    succeeds(&pod, "CHECK", &with(conf.clone(), &json!({"prevResult": result})));
+    succeeds(&pod, "DEL", &with(conf.clone(), &json!({"prevResult": result})));
+    succeeds(&pod, "DEL", &conf);
+    assert!(!pod.run(&["ip", "link"]).contains("eth0"));
+    assert!(!data.join("mesh").join(address.trim_end_matches("/24")).exists(), "the address is free again");
+    let deleted = std::process::Command::new("ip").args(["link", "delete", &bridge]).status().expect("it runs");
+    assert!(deleted.success());
+    std::fs::remove_dir_all(&data).expect("removable");
 }

@@ -2,9 +2,6 @@
 
 mod chain;
 mod cnitool;
-mod failures;
 mod node_configuration;
-mod reference_plugins;
-mod trust;
 
 use crate::support::{delegate_pod as pod, recorders};
