@@ -275,7 +275,7 @@ need_crictl() {
 
 # Builds the runtime's side of NRI, with the library of containerd and CRI-O in the version of its go.mod.
 need_nri_runtime() {
-    local module=tests/nri/runtime
+    local module=tests/containers/nri/runtime
     need_module "$module" nri-runtime "$(sed -n 's/.*github.com\/containerd\/nri v\([0-9.]*\).*/\1/p' "$module/go.mod")" \
         "some seconds" . main.version
 }

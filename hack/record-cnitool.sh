@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Records in tests/golden/cnitool.json what plugins see when libcni, driven by cnitool, calls them. Tests compare
 # detour's own calls of plugins with the record. Run this script only after a change of the cases in
-# tests/delegates/cnitool.rs. It needs Go and root (cnitool saves results below /var/lib/cni and removes them).
+# tests/primary/delegates/cnitool.rs. It needs Go and root (cnitool saves results below /var/lib/cni and removes them).
 #
 # Usage: hack/record-cnitool.sh
 set -euo pipefail

@@ -18,8 +18,8 @@ work=$(mktemp -d)
 # The node ends when its standard input ends.
 trap 'exec 3>&-; wait; rm -rf "$work"' EXIT
 mkdir -p tests/golden/nri
-test=$(cargo test --locked --test nri --no-run --message-format=json </dev/null |
-    sed -n 's/.*"executable":"\([^"]*\/nri-[^"]*\)".*/\1/p' | tail -n 1)
+test=$(cargo test --locked --test containers --no-run --message-format=json </dev/null |
+    sed -n 's/.*"executable":"\([^"]*\/containers-[^"]*\)".*/\1/p' | tail -n 1)
 cat >"$work/pod.json" <<'POD'
 {
   "metadata": { "name": "web-0", "namespace": "shop", "uid": "11111111-2222-4333-8444-555555555555" },
@@ -62,7 +62,7 @@ for runtime in containerd cri-o; do
     pod=$("$work/node/enter" crictl runp "$work/pod.json")
     start app >/dev/null
     "$work/node/enter" env NRI_SOCKET=/var/run/nri/nri.sock NRI_NAME="$runtime" \
-        "$test" --exact recorded::records_a_session --nocapture >"$work/record" &
+        "$test" --exact nri::recorded::records_a_session --nocapture >"$work/record" &
     record=$!
     until grep -q ready "$work/record"; do sleep 0.1; done
     id=$(start db-migrate)

@@ -45,7 +45,7 @@ if needed_for containerd; then
     need_commands containerd=containerd runc=runc
     need_crictl
 fi
-if needed_for nri; then
+if needed_for containers; then
     need_nri_runtime
 fi
 if needed_for primary; then

@@ -1,46 +1,48 @@
-//! Events of the node's pods, and the task that writes them to the API server. `queue` decides which one is
-//! next.
-
-mod queue;
+//! Events of the node's pods: one task writes them to the API server, one after the other. Each pod and each namespace has
+//! a limited rate, so that a pod's author can neither silence other tenants nor keep the API server busy.
 
 use super::runtime::Tasks;
+use super::token_bucket::TokenBucket;
 use crate::cluster::{Api, Event};
 use crate::cni::{Code, Error};
 use crate::pod::PodRef;
-use queue::Queue;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, VecDeque};
+use std::future::pending;
+use std::mem::replace;
 use std::time::{Duration, Instant};
-use tokio::sync::Notify;
-use tokio::task::spawn_blocking;
-use tokio::time::{timeout, timeout_at};
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::sleep;
 
+/// The limit of Events that wait for the API server.
+const MAX_WAITING: usize = 1024;
+/// The Events of one pod: this many at once, then one in each refill time.
+const POD_BURST: u32 = 10;
+const POD_REFILL_TIME: Duration = Duration::from_secs(10);
+/// The Events of one namespace: at once, one of each pod of a large node.
+const NAMESPACE_BURST: u32 = 256;
+const NAMESPACE_REFILL_TIME: Duration = Duration::from_secs(1);
+/// The number of pods and namespaces whose rates are stored.
+const MAX_RATES: usize = 2048;
 /// The pause after an Event to which the API server did not answer.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 
-/// The reports that wait for the API server. The task ends with the last clone.
+/// An Event and its pod.
+type Report = (PodRef, Event);
+
+/// The Events of the node's pods. The task ends with the last clone.
 #[derive(Debug, Clone)]
-pub struct PodReports(Option<Arc<Handle>>);
-
-/// Ends the task when it is dropped.
-#[derive(Debug)]
-struct Handle(Arc<Shared>);
-
-#[derive(Debug, Default)]
-struct Shared {
-    queue: Mutex<Queue>,
-    changed: Notify,
-}
+pub struct PodReports(Option<mpsc::Sender<Report>>);
 
 impl PodReports {
-    /// Starts the task; without an account, reports are dropped.
+    /// Starts the task; without an account, Events are dropped.
     #[must_use]
     pub fn start(account: Option<Api>, tasks: &Tasks) -> Self {
         let Some(account) = account else { return Self::none() };
-        let reports = Self::new();
-        let shared = reports.0.as_ref().map(|handle| Arc::clone(&handle.0)).unwrap_or_default();
-        let write = move |(pod, event): &(PodRef, Event)| account.tell(pod, event);
-        tasks.start(|| async move { shared.write_all(write, RETRY_DELAY).await });
-        reports
+        let (sender, reports) = mpsc::channel(MAX_WAITING);
+        let write = move |(pod, event): &Report| account.tell(pod, event);
+        tasks.start(move || write_all(reports, write, RETRY_DELAY));
+        Self(Some(sender))
     }
 
     /// Returns reports that are dropped.
@@ -48,89 +50,90 @@ impl PodReports {
         Self(None)
     }
 
-    pub(super) fn new() -> Self {
-        Self(Some(Arc::new(Handle(Arc::default()))))
-    }
-
-    /// Adds an Event without waiting; drops it if too many wait.
+    /// Adds an Event without waiting. The task drops it if its pod or namespace has too many.
     pub(super) fn event(&self, pod: &PodRef, event: Event) {
-        let Some(Handle(shared)) = self.0.as_deref() else { return };
-        shared.queue().add_event(pod, event);
-        shared.changed.notify_one();
+        if let Some(sender) = &self.0 {
+            // The task receives at once; it never waits for the API server.
+            let _ = sender.try_send((pod.clone(), event));
+        }
     }
 }
 
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.0.queue().has_ended = true;
-        self.0.changed.notify_one();
-    }
-}
-
-impl Shared {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Writes reports until the queue ends. While the API server does not answer, they wait.
-    async fn write_all(
-        &self,
-        write: impl Fn(&(PodRef, Event)) -> Result<(), Error> + Clone + Send + 'static,
-        retry_delay: Duration,
-    ) {
-        let mut logged = None;
-        while let Some(report) = self.next().await {
-            let write = write.clone();
-            let written = spawn_blocking(move || {
-                let result = write(&report);
-                (report, result)
-            });
-            // Fails only if the write panics.
-            let Ok((report, result)) = written.await else { continue };
-            log(result.as_ref().err(), &mut logged);
-            let code = result.err().map(|error| error.code);
-            let is_unavailable = code == Some(Code::TryAgain);
-            self.record(report, code);
-            if is_unavailable {
-                let ended = async {
-                    while !self.queue().has_ended {
-                        self.changed.notified().await;
+/// Writes the Events in their order until the last sender is dropped. While the API server does not answer, they wait.
+async fn write_all(
+    mut reports: mpsc::Receiver<Report>,
+    write: impl Fn(&Report) -> Result<(), Error> + Clone + Send + 'static,
+    retry_delay: Duration,
+) {
+    let (mut rates, mut waiting, mut logged) = (Rates::default(), VecDeque::new(), None);
+    let mut running: Option<JoinHandle<Result<(), Error>>> = None;
+    let mut has_dropped = false;
+    loop {
+        let written = async {
+            match &mut running {
+                Some(running) => running.await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            report = reports.recv() => match report {
+                None => return,
+                Some(report) if waiting.len() < MAX_WAITING && rates.take(&report.0, Instant::now()) => {
+                    waiting.push_back(report);
+                }
+                Some((pod, event)) => {
+                    if !replace(&mut has_dropped, true) {
+                        let PodRef { namespace, name, .. } = pod;
+                        tracing::warn!("Events dropped: too many of pod {namespace}/{name} or its namespace, such as {}", event.reason);
                     }
-                };
-                // Reports that are added meanwhile wait too.
-                let _ = timeout(retry_delay, ended).await;
+                }
+            },
+            // Fails only if the write panics.
+            result = written => {
+                running = None;
+                let error = result.ok().and_then(Result::err);
+                log(error.as_ref(), &mut logged);
+                if error.is_none_or(|error| error.code != Code::TryAgain) {
+                    waiting.pop_front();
+                    has_dropped &= !waiting.is_empty();
+                }
             }
         }
-    }
-
-    /// Records the result of a report: it counts for the limits, or is written again later.
-    fn record(&self, report: (PodRef, Event), code: Option<Code>) {
-        let mut queue = self.queue();
-        if code == Some(Code::TryAgain) {
-            queue.put_back(report);
-        } else {
-            queue.record(&report.0, Instant::now());
+        if let (None, Some(report)) = (&running, waiting.front()) {
+            let (write, report) = (write.clone(), report.clone());
+            let pause = if logged == Some(Code::TryAgain) { retry_delay } else { Duration::ZERO };
+            running = Some(tokio::spawn(async move {
+                sleep(pause).await;
+                spawn_blocking(move || write(&report)).await.unwrap_or(Ok(()))
+            }));
         }
     }
+}
 
-    /// Waits for the next report; `None` if the queue has ended.
-    async fn next(&self) -> Option<(PodRef, Event)> {
-        loop {
-            let later = {
-                let mut queue = self.queue();
-                if queue.has_ended {
-                    return None;
-                }
-                match queue.next(Instant::now()) {
-                    Ok(report) => return Some(report),
-                    Err(later) => later,
-                }
-            };
-            match later {
-                Some(due) => drop(timeout_at(due.into(), self.changed.notified()).await),
-                None => self.changed.notified().await,
-            }
+/// The rates of pods and namespaces that have had Events.
+#[derive(Default)]
+struct Rates {
+    pods: BTreeMap<(String, String), TokenBucket>,
+    namespaces: BTreeMap<String, TokenBucket>,
+}
+
+impl Rates {
+    /// Returns whether the pod may have an Event, and counts it then.
+    fn take(&mut self, PodRef { namespace, name, .. }: &PodRef, now: Instant) -> bool {
+        if self.pods.len() > MAX_RATES {
+            self.pods.retain(|_, rate| !rate.is_full(now));
+            self.namespaces.retain(|_, rate| !rate.is_full(now));
         }
+        let new = || TokenBucket::new(POD_BURST, POD_REFILL_TIME);
+        let of_pod = self.pods.entry((namespace.clone(), name.clone())).or_insert_with(new);
+        let new = || TokenBucket::new(NAMESPACE_BURST, NAMESPACE_REFILL_TIME);
+        let of_namespace = self.namespaces.entry(namespace.clone()).or_insert_with(new);
+        let is_free = of_pod.next(now).is_none() && of_namespace.next(now).is_none();
+        if is_free {
+            of_pod.take(now);
+            of_namespace.take(now);
+        }
+        is_free
     }
 }
 
@@ -152,59 +155,69 @@ fn log(error: Option<&Error>, logged: &mut Option<Code>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Arc, Mutex};
 
-    fn pod(name: &str) -> PodRef {
-        PodRef { namespace: "shop".into(), name: name.into(), uid: Some("u".into()) }
+    fn report(namespace: &str, name: &str, reason: &str) -> Report {
+        let pod = PodRef { namespace: namespace.into(), name: name.into(), uid: Some("u".into()) };
+        (pod, Event { warning: false, reason: reason.to_owned().into(), message: String::new() })
     }
 
-    fn event(reason: &'static str) -> Event {
-        Event { warning: false, reason: reason.into(), message: String::new() }
-    }
-
-    fn text((pod, event): &(PodRef, Event)) -> String {
-        format!("{} {}", pod.name, event.reason)
-    }
-
-    /// Writes everything that waits, with the results that `answer` returns by the number of earlier writes. Returns
-    /// the reports in the order of the attempts.
-    fn written(
-        reports: PodReports,
-        answer: impl Fn(usize, &PodReports) -> Result<(), Error> + Send + Sync + 'static,
-    ) -> Vec<String> {
-        let shared = Arc::clone(&reports.0.as_ref().expect("started").0);
-        let (written, answer) = (Arc::new(Mutex::new(Vec::new())), Arc::new(answer));
-        let (attempts, queue) = (Arc::clone(&written), Arc::clone(&shared));
-        let write = move |report: &(PodRef, Event)| {
-            let number = {
-                let mut attempts = attempts.lock().expect("no panic");
-                attempts.push(text(report));
-                attempts.len()
-            };
-            let result = answer(number, &reports);
-            // Nothing else waits.
-            let mut queue = queue.queue();
-            queue.has_ended = result.is_ok() && queue.is_empty();
-            result
-        };
+    /// Writes these Events, with the results that `answer` returns by the number of earlier writes. Returns the pods in the
+    /// order of the attempts, up to the first attempt for `last`.
+    fn written(reports: Vec<Report>, last: &str, answer: fn(usize) -> Result<(), Error>) -> Vec<String> {
+        let attempts = Arc::new(Mutex::new(Vec::new()));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("an event loop");
-        runtime.block_on(shared.write_all(write, Duration::from_millis(1)));
-        written.lock().expect("no panic").clone()
+        runtime.block_on(async {
+            let (sender, received) = mpsc::channel(MAX_WAITING);
+            let (done, mut ended) = mpsc::channel(1);
+            let (own, last) = (Arc::clone(&attempts), last.to_owned());
+            let write = move |(pod, _): &Report| {
+                let mut attempts = own.lock().expect("no panic");
+                attempts.push(format!("{}/{}", pod.namespace, pod.name));
+                if attempts.last() == Some(&last) {
+                    let _ = done.try_send(());
+                }
+                answer(attempts.len())
+            };
+            for report in reports {
+                sender.try_send(report).expect("room");
+            }
+            let writing = tokio::spawn(write_all(received, write, Duration::from_millis(1)));
+            ended.recv().await.expect("written");
+            drop(sender);
+            writing.await.expect("no panic");
+        });
+        attempts.lock().expect("no panic").clone()
     }
 
     #[test]
-    fn reports_wait_in_order_while_the_api_server_does_not_answer() {
-        let reports = PodReports::new();
-        for name in ["a", "b"] {
-            reports.event(&pod(name), event("E"));
-        }
-        let written = written(reports, move |number, reports| match number {
-            1 => {
-                reports.event(&pod("c"), event("E"));
-                Err(Error::new(Code::TryAgain, "no answer"))
-            }
+    fn events_wait_in_order_while_the_api_server_does_not_answer() {
+        let reports = ["a", "b", "c", "end"].map(|name| report("shop", name, "E"));
+        let written = written(reports.into(), "shop/end", |number| match number {
+            1 => Err(Error::new(Code::TryAgain, "no answer")),
             3 => Err(Error::new(Code::Forbidden, "refused")),
             _ => Ok(()),
         });
-        assert_eq!(written, ["a E", "a E", "b E", "c E"], "a refused Event is dropped");
+        assert_eq!(written, ["shop/a", "shop/a", "shop/b", "shop/c", "shop/end"], "a refused Event is dropped");
+    }
+
+    #[test]
+    fn thirty_bad_pods_of_a_namespace_silence_no_other_tenant() {
+        let mut reports = Vec::new();
+        for pod in 0..30 {
+            reports.extend((0..30).map(|_| report("attacker", &pod.to_string(), "E")));
+        }
+        reports.push(report("victim", "web-0", "E"));
+        let written = written(reports, "victim/web-0", |_| Ok(()));
+        assert_eq!(written.len(), NAMESPACE_BURST as usize + 1);
+    }
+
+    #[test]
+    fn a_pod_that_changes_all_the_time_has_few_events() {
+        let (mut rates, start) = (Rates::default(), Instant::now());
+        let (pod, _) = report("shop", "web-0", "E");
+        let allowed = (0..3000).filter(|tenth| rates.take(&pod, start + Duration::from_millis(100 * tenth)));
+        let count = allowed.count();
+        assert!((30..=41).contains(&count), "{count} Events in 5 minutes");
     }
 }

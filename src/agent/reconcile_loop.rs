@@ -3,7 +3,7 @@
 mod iteration;
 mod messages;
 
-use super::containers::{ContainerSettings, RunningContainers};
+use super::containers::{ContainerSettings, ExcludedContainers};
 use super::daemon_set::DaemonSet;
 use super::facts::SyncStates;
 use super::health::Health;
@@ -212,11 +212,11 @@ fn exit_stuck() {
     process::exit(1);
 }
 
-/// The services of an agent whose DaemonSet owns the installation. Dropping them ends their threads.
+/// The services of an agent whose DaemonSet owns the installation. Dropping them ends their tasks.
 struct RunningServices {
     services: Option<services::RunningServices>,
     #[expect(dead_code, reason = "held, never read")]
-    containers: Option<RunningContainers>,
+    containers: Option<ExcludedContainers>,
 }
 
 impl Job<'_> {
@@ -241,9 +241,11 @@ impl Job<'_> {
         let (sender, damaged) = mpsc::channel(MAX_DAMAGED);
         let repairs = self.services.as_ref().is_some_and(|services| services.pods.repair != RepairMode::Off);
         let sender = repairs.then_some(sender);
-        let start = |settings: &ContainerSettings| settings.start(self.node, &self.metrics, reports.clone(), sender);
+        let start = |settings: &ContainerSettings| {
+            settings.start(self.node, &self.metrics, reports.clone(), sender, self.runtime.tasks())
+        };
         let containers = self.containers.as_ref().map(start).transpose()?;
-        let of_containers = (containers.as_ref().map(|running| running.registry.clone()), damaged);
+        let of_containers = (containers.clone(), damaged);
         let start = |services: &Services| services.start(self.node, &self.metrics, of_containers, reports, watches);
         let services = self.services.as_ref().map(start).transpose()?;
         Ok(RunningServices { services, containers })

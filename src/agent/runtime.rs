@@ -11,8 +11,9 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{LocalSet, spawn_local};
 
-/// The limit of threads for what blocks.
-const MAX_BLOCKING_THREADS: usize = 16;
+/// The limit of threads for what blocks: 64 requests of the plugin, and more for a check of each pod whose network
+/// namespace does not respond.
+const MAX_BLOCKING_THREADS: usize = 192;
 /// The time after which an idle one of them ends.
 const THREAD_IDLE_TIME: Duration = Duration::from_secs(10);
 

@@ -1,7 +1,7 @@
 //! Starts the tasks that need the node's name: the watches and the socket, the reconciler of running pods (`pods`), and the
 //! node's taint (`taint`).
 
-use super::containers::Registry;
+use super::containers::ExcludedContainers;
 use super::facts::{Answers, SharedFacts, SyncStates};
 use super::health::Connections;
 use super::install::NodeFiles;
@@ -71,7 +71,7 @@ impl Services {
         &self,
         node: &NodeFiles,
         metrics: &Metrics,
-        (containers, damaged): (Option<Registry>, mpsc::Receiver<PodRef>),
+        (containers, damaged): (Option<ExcludedContainers>, mpsc::Receiver<PodRef>),
         reports: &PodReports,
         states: &SyncStates,
     ) -> Result<RunningServices, String> {

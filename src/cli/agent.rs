@@ -1,7 +1,8 @@
 //! `detour agent`: keeps the plugin installed, serves pod facts to the plugin, and repairs pods that bypass the
 //! sidecar.
 
-use super::install::{GivenKeys, InstallOptions, PROGRAM_FILE, agent_namespace, own_kubeconfig, program_digest};
+use super::cluster::own_kubeconfig;
+use super::install::{GivenKeys, InstallOptions, PROGRAM_FILE, agent_namespace, program_digest};
 use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -131,6 +132,7 @@ impl AgentArguments {
         let metrics = Metrics::default();
         let runtime = AgentRuntime::new().context("can't create the agent's event loop")?;
         let plugin_token = as_usage(self.plugin_token(&metrics, &runtime))?;
+        let daemon_set = as_usage(self.own_daemon_set(&runtime))?;
         let services = self.services(&runtime);
         let desired = DesiredSource {
             arguments: self,
@@ -149,7 +151,7 @@ impl AgentArguments {
             sources: self.install.source_directories(),
             owner: as_usage(self.owner())?,
             on_exit: self.on_exit,
-            daemon_set: as_usage(self.own_daemon_set(&runtime))?,
+            daemon_set,
             health_address: self.health_address,
             metrics,
             services: services.clone(),
@@ -169,7 +171,7 @@ impl AgentArguments {
         let flag = "--plugin-service-account";
         let Some(name) = self.plugin_service_account.as_ref().filter(|name| !name.is_empty()) else { return Ok(None) };
         let (account, plugin) = (self.account(runtime, flag)?, self.own_object(flag, name)?);
-        Ok(Some(PluginToken::new(account, plugin, metrics.clone(), runtime.tasks().clone())))
+        Ok(Some(PluginToken::start(account, plugin, metrics.clone(), runtime.tasks())))
     }
 
     fn own_daemon_set(&self, runtime: &AgentRuntime) -> Result<Option<DaemonSet>> {

@@ -16,11 +16,8 @@ Examples:
   kubectl exec -n kube-system detour-agent-x7k2p -- /detour audit --root /host
         run in the agent's pod on the node
 
-The report is about pods with a sidecar, and pods without one in a namespace that requests it. The
-numbers are those of the rules' counters since ADD or the last repair. The kernel evaluates most of
-these rules only for the first packet of a connection. Such rules count connections, and their bytes
-are those of the first packets. For an excluded container, the line also shows whether it bypasses
-the sidecar now. To see what requests an exclusion, use detour explain.
+The numbers are those of the rules' counters since ADD or the last repair. Most rules count only the
+first packet of each connection. To see what requests an exclusion, use detour explain.
 
 The command changes nothing. It requires root, and credentials that can list pods and namespaces:
 the service account of the agent's pod has these permissions, the plugin's own kubeconfig does not.

@@ -1,17 +1,14 @@
 //! The cluster of a command, its kubeconfig, and the files that the command line names.
 
-use super::client::Kubectl;
-use super::install::own_kubeconfig;
+use super::kubectl::Kubectl;
 use super::output::CommandError;
 use clap::Args;
-use detour_cni::agent::install::{HostPath, HostRoot, InstalledTexts, NodeFiles};
+use detour_cni::agent::install::{HostPath, HostRoot, InstalledText, InstalledTexts, NodeFiles, state_path};
 use detour_cni::cluster::{self, Api, Cluster};
 use detour_cni::cni::{
     CniCommand, Code, Error, Kubernetes, NODE_CONFIGURATION, NetConf, OWN_TYPES, is_configuration_file,
 };
-use detour_cni::inspect::{
-    AppliedConf, ConfigurationOrigin, ConfigurationSource, InstalledText, NO_CREDENTIALS, Subject, socket_lb,
-};
+use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, ConfigurationSource, NO_CREDENTIALS, Subject, socket_lb};
 use detour_cni::plugin::node;
 use detour_cni::pod::{Facts, Pod, PodRef};
 use detour_cni::trusted_file;
@@ -57,19 +54,19 @@ impl ClusterArguments {
         let mut all = Vec::new();
         for path in &self.configs {
             let reached = on_node(root, path)?;
-            let mut names = vec![None];
-            if reached.is_dir() {
-                let mut found = trusted_file::names_in(&reached).map_err(|error| read_failed(path, &error))?;
-                found.sort();
-                names = found.into_iter().filter(|name| is_configuration_file(name)).map(Some).collect();
+            if !reached.is_dir() {
+                all.push(AppliedConf::parse(path, &read(&reached, path)?).map_err(CommandError::Input)?);
+                continue;
             }
+            let mut names = trusted_file::names_in(&reached).map_err(|error| read_failed(path, &error))?;
+            names.retain(|name| is_configuration_file(name));
+            names.sort();
             for name in names {
-                let within = |path: &Path| name.as_ref().map_or_else(|| path.to_owned(), |name| path.join(name));
-                let place = within(path);
-                let text = read(&within(&reached)).map_err(|error| named(error, &within(&reached), &place))?;
+                let place = path.join(&name);
+                let text = read(&reached.join(&name), &place)?;
                 match AppliedConf::parse(&place, &text) {
                     // The directory has configurations of other plugins, too.
-                    Err(_) if name.is_some() && !mentions_own_type(&text) => {}
+                    Err(_) if !mentions_own_type(&text) => {}
                     parsed => all.push(parsed.map_err(CommandError::Input)?),
                 }
             }
@@ -116,14 +113,52 @@ impl ClusterArguments {
     }
 
     fn read(&self, pod: &str, conf: Option<&NetConf>, root: &Path) -> Result<(Box<dyn Cluster>, Facts), CommandError> {
-        let namespace = self
-            .namespace
-            .clone()
-            .ok_or_else(|| CommandError::Usage(format!("pod {pod:?}: unknown namespace; add -n NAMESPACE")))?;
+        let pod = named_pod(self.namespace.as_deref(), pod)?;
         let source = source(conf, root)?;
-        let facts = source.facts(&PodRef { namespace, name: pod.to_owned(), uid: None }, true)?;
+        let facts = source.facts(&pod, true)?;
         Ok((source, facts))
     }
+}
+
+/// Returns the pod that `-n` and POD name.
+///
+/// # Errors
+/// The namespace is missing.
+pub(super) fn named_pod(namespace: Option<&str>, name: &str) -> Result<PodRef, CommandError> {
+    let unknown = || CommandError::Usage(format!("pod {name:?}: unknown namespace; add -n NAMESPACE"));
+    Ok(PodRef { namespace: namespace.ok_or_else(unknown)?.to_owned(), name: name.to_owned(), uid: None })
+}
+
+/// The node.
+#[derive(Debug, Clone, Args)]
+pub(super) struct NodeArguments {
+    /// Directory at which the node's file system, or the required part of it, is mounted: /host in the agent's container
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+}
+
+impl NodeArguments {
+    /// Returns the directory.
+    ///
+    /// # Errors
+    /// It is missing or not a directory: `install` would create a misspelled one.
+    pub(super) fn root(&self) -> Result<&Path, CommandError> {
+        let missing = || CommandError::Usage(format!("--root {}: expected a directory", self.root.display()));
+        self.root.is_dir().then_some(&*self.root).ok_or_else(missing)
+    }
+
+    /// Returns the node's files.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub(super) fn node(&self) -> Result<NodeFiles, CommandError> {
+        Ok(NodeFiles::new(HostRoot::new(self.root()?)))
+    }
+}
+
+/// Returns the path of the kubeconfig that the installation writes.
+pub(super) fn own_kubeconfig() -> HostPath {
+    state_path("kubeconfig")
 }
 
 /// Whether a configuration names a type of this program.
@@ -135,25 +170,14 @@ fn mentions_own_type(text: &[u8]) -> bool {
 /// Returns where this process reaches a path on the node, whose file system is mounted at `root`.
 ///
 /// # Errors
-/// The root does not exist, or the path leaves it.
+/// The path leaves the root.
 pub(super) fn on_node(root: &Path, path: &Path) -> Result<PathBuf, CommandError> {
-    check_exists("--root", root)?;
     if root == Path::new("/") || path.is_relative() {
         return Ok(path.to_owned());
     }
     let refused = || CommandError::Usage(format!("{}: expected a path without \"..\"", path.display()));
     let reached = HostRoot::new(root).reach(&HostPath::new(path).ok_or_else(refused)?);
     reached.map_err(|error| read_failed(path, &error))
-}
-
-/// Returns an error about a path on the node by the name that the user knows.
-fn named(error: CommandError, reached: &Path, place: &Path) -> CommandError {
-    match error {
-        CommandError::Usage(message) => {
-            CommandError::Usage(message.replace(&*reached.to_string_lossy(), &place.to_string_lossy()))
-        }
-        other => other,
-    }
 }
 
 /// Returns the source of pods: the one in the configuration, or the API server with the credentials of the pod in which
@@ -163,7 +187,10 @@ fn source(conf: Option<&NetConf>, root: &Path) -> Result<Box<dyn Cluster>, Comma
         let path = HostPath::new(path.as_ref().filter(|path| !path.as_os_str().is_empty())?)?;
         HostRoot::new(root).reach(&path).ok()
     };
-    if let Some(named) = conf.map(|conf| &conf.kubernetes) {
+    // Without retries: the user sees at once why a request fails.
+    let of_user = |api: Api| -> Box<dyn Cluster> { Box::new(api.within(TIMEOUT).once()) };
+    let of_node = |path| of_user(Api::of_kubeconfig(root, path));
+    let of_configuration = |named: &Kubernetes| {
         let kubernetes = Kubernetes {
             kubeconfig: reached(&named.kubeconfig),
             agent_socket: reached(&named.agent_socket),
@@ -171,25 +198,14 @@ fn source(conf: Option<&NetConf>, root: &Path) -> Result<Box<dyn Cluster>, Comma
             ..named.clone()
         };
         match (&kubernetes.kubeconfig, &kubernetes.agent_socket, &kubernetes.manifests_dir) {
-            (Some(path), None, None) => return Ok(of_user(Api::of_kubeconfig(root, path.clone()))),
-            _ => {
-                if let Some(source) = cluster::source(&kubernetes) {
-                    return Ok(source);
-                }
-            }
+            (Some(path), None, None) => Some(of_node(path.clone())),
+            _ => cluster::source(&kubernetes),
         }
-    }
-    let of_plugin = || {
-        let path = HostRoot::new(root).reach(&own_kubeconfig()).ok()?;
-        path.exists().then(|| Api::of_kubeconfig(root, path))
     };
-    let api = Api::in_cluster().or_else(of_plugin);
-    api.map(of_user).ok_or_else(|| Error::new(Code::InvalidConfig, NO_CREDENTIALS).into())
-}
-
-/// Returns a source without retries: the user sees at once why a request fails.
-fn of_user(api: Api) -> Box<dyn Cluster> {
-    Box::new(api.within(TIMEOUT).once())
+    let of_plugin = || reached(&Some(own_kubeconfig().as_path().to_owned())).filter(|path| path.exists()).map(of_node);
+    let found = conf.and_then(|conf| of_configuration(&conf.kubernetes));
+    let found = found.or_else(|| Api::in_cluster().map(of_user)).or_else(of_plugin);
+    found.ok_or_else(|| Error::new(Code::InvalidConfig, NO_CREDENTIALS).into())
 }
 
 /// Returns a pod with the configurations that are installed on this node, if the pod is on it; otherwise with the built-in
@@ -202,13 +218,18 @@ fn installed_on_node(
 ) -> Result<Subject, Error> {
     match installed(&facts.pod, root) {
         Ok((texts, reason)) => {
-            let mut places: Vec<String> = texts.iter().map(|one| one.place.clone()).collect();
+            let mut places: Vec<String> = texts.iter().map(|one| one.path.to_string()).collect();
             places.dedup();
             let source = ConfigurationSource::Node;
             let origin = ConfigurationOrigin { source, places, reason, ..ConfigurationOrigin::default() };
             let reached = HostPath::new(NODE_CONFIGURATION).and_then(|path| HostRoot::new(root).reach(&path).ok());
             let node = reached.map(|path| node::read(NODE_CONFIGURATION, &path)).transpose()?.flatten();
-            let subject = Subject::installed(&texts, node.as_ref().map(|(node, _)| node), origin, facts, cluster)?;
+            let node = node.as_ref().map(|(node, _)| node);
+            let applied = texts.iter().map(|InstalledText { path, text, for_every_pod, .. }| {
+                AppliedConf::installed(&path.to_string(), text, *for_every_pod, node)
+            });
+            let applied = applied.collect::<Result<Vec<_>, _>>()?;
+            let subject = Subject::installed(&applied, origin, facts, cluster)?;
             // The command runs on the pod's node.
             Ok(Subject { socket_lb: socket_lb::products(root).unwrap_or_default(), ..subject })
         }
@@ -233,12 +254,7 @@ fn installed(pod: &Pod, root: &Path) -> Result<(Vec<InstalledText>, Option<Strin
         let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
         return Err(format!("no configuration is installed on node {node}{reason}"));
     }
-    let texts = texts.into_iter().map(|one| InstalledText {
-        place: one.path.to_string(),
-        text: one.text,
-        for_every_pod: one.for_every_pod,
-    });
-    Ok((texts.collect(), reason))
+    Ok((texts, reason))
 }
 
 /// Checks that the file or directory of a flag exists.
@@ -254,16 +270,17 @@ pub(super) fn read_failed(path: &Path, why: &dyn Display) -> CommandError {
     CommandError::Usage(format!("can't read {}: {why}", path.display()))
 }
 
-pub(super) fn read(path: &Path) -> Result<Vec<u8>, CommandError> {
+/// Reads a file, or stdin if the path is `-`; `place` is its name for messages.
+fn read(path: &Path, place: &Path) -> Result<Vec<u8>, CommandError> {
     #[expect(clippy::disallowed_methods, reason = "the user may name a pipe, such as <(kubectl get ...)")]
     let source: Box<dyn Read> = match path.as_os_str() == "-" {
         true => Box::new(stdin()),
-        false => Box::new(File::open(path).map_err(|error| read_failed(path, &error))?),
+        false => Box::new(File::open(path).map_err(|error| read_failed(place, &error))?),
     };
     let mut bytes = Vec::new();
-    source.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(|error| read_failed(path, &error))?;
+    source.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(|error| read_failed(place, &error))?;
     if bytes.len() as u64 > MAX_FILE {
-        return Err(read_failed(path, &format!("expected at most {MAX_FILE} bytes, got more")));
+        return Err(read_failed(place, &format!("expected at most {MAX_FILE} bytes, got more")));
     }
     Ok(bytes)
 }
@@ -273,7 +290,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, CommandError> {
 /// # Errors
 /// The file is unreadable, not UTF-8, or larger than [`MAX_FILE`].
 pub(super) fn read_text(path: &Path) -> Result<String, CommandError> {
-    String::from_utf8(read(path)?).map_err(|_| read_failed(path, &"expected UTF-8"))
+    String::from_utf8(read(path, path)?).map_err(|_| read_failed(path, &"expected UTF-8"))
 }
 
 /// Returns the Node object's name as the kubelet derives it by default.

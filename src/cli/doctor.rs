@@ -1,44 +1,34 @@
 //! `detour doctor`: checks a node, and optionally a pod on it.
 
-use super::cluster::host_name;
-use super::install::NodeArguments;
+use super::cluster::{NodeArguments, host_name, named_pod};
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use clap::{ArgAction, Args};
-use detour_cni::agent::install::{FoundState, InstallRecord, Platform, Role, changed, state_path};
+use detour_cni::agent::install::{FileRecord, InstallRecord, Platform, Role, changed, state_path};
 use detour_cni::host_path::HostPath;
 use detour_cni::inspect::doctor::{CheckTarget, Installation, MultusChain, OwnList, examine};
-use detour_cni::pod::PodRef;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::fs;
 
 const EXAMPLES: &str = "\
 Examples:
   detour doctor
-        check this node: the installation, API access and permissions, whether running pods have
-        their current policies, and the kernel; if the configuration excludes containers, also the
-        container runtime
+        check this node: the installation, API access, the kernel, and the rules of running pods
   detour doctor -n shop web-0
         also check the pod: from its annotations to its rules in the kernel
   detour doctor -n shop web-0 --probe
-        also send packets from the pod's network namespace to unused addresses, with captured and
-        with excluded UIDs
+        also send packets from the pod's network namespace to unused addresses
   detour doctor -n shop web-0 -o json > web-0.json
         save all findings, for example for a support case
   kubectl exec -n kube-system detour-agent-x7k2p -- /detour doctor --root /host -n shop web-0
         run in the agent's pod on the node
 
-If the pod is on another node, the output contains the command to run there. A check is skipped if
-it depends on a failed check; the output gives the reason.
-
-The command changes nothing. The kernel and pod checks require root. The agent's container can run
-all checks while the agent repairs pods (chart value repair.enabled), except those that read log
-files and the journal.
+If the pod is on another node, the output contains the command to run there. The command changes
+nothing. The kernel and pod checks require root; the agent's container can run all checks while the
+agent repairs pods, except those that read log files and the journal.
 
 To read the pod, the command uses the service account of the pod in which it runs, or else the
 plugin's own kubeconfig, which may lack permissions. With your own kubeconfig, use kubectl detour.
-
-A warning names a next step on a node that works as configured, for example for a pod with an older
-policy. It does not change the exit code.
 
 Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
 
@@ -89,10 +79,9 @@ pub(super) struct TargetArguments {
 }
 
 pub(super) fn run(arguments: &DoctorArguments) -> Result<CommandOutput, CommandError> {
-    if let (Some(pod), None) = (&arguments.pod, &arguments.namespace) {
-        return Err(CommandError::Usage(format!("pod {pod:?}: unknown namespace; add -n NAMESPACE")));
-    }
-    let target = CheckTarget { probe: arguments.probe, pod: arguments.pod(), ..arguments.node_target.read()? };
+    let (namespace, pod) = arguments.selected();
+    let pod = pod.map(|pod| named_pod(namespace, pod)).transpose()?;
+    let target = CheckTarget { probe: arguments.probe, pod, ..arguments.node_target.read()? };
     let checklist = examine(&target);
     arguments.output.render_verdict(&checklist, checklist.healthy)
 }
@@ -102,112 +91,78 @@ impl DoctorArguments {
     pub(super) fn selected(&self) -> (Option<&str>, Option<&str>) {
         (self.namespace.as_deref(), self.pod.as_deref())
     }
-
-    fn pod(&self) -> Option<PodRef> {
-        let pod = self.namespace.clone().zip(self.pod.clone());
-        pod.map(|(namespace, name)| PodRef { namespace, name, uid: None })
-    }
 }
 
 impl TargetArguments {
-    /// Returns the node to examine, without a pod.
+    /// Returns the node to examine, without a pod: combines the arguments, the installation record and the platform's
+    /// defaults, in this order of precedence.
     ///
     /// # Errors
     /// A file or directory of the arguments does not exist.
     pub(super) fn read(&self) -> Result<CheckTarget, CommandError> {
-        self.place.check_root()?;
+        let node = self.place.node()?;
         if let Some(path) = &self.conf {
-            let reached =
-                self.place.node().reach(path).map_err(|why| CommandError::Usage(format!("--config {path}: {why}")))?;
-            fs::metadata(reached).map_err(|why| CommandError::Usage(format!("--config {path}: {why}")))?;
+            let missing = |why: &dyn Display| CommandError::Usage(format!("--config {path}: {why}"));
+            fs::metadata(node.reach(path).map_err(|why| missing(&why))?).map_err(|why| missing(&why))?;
         }
-        Ok(self.target())
-    }
-
-    /// Combines the arguments, the installation record and the platform's defaults, in this order of precedence.
-    fn target(&self) -> CheckTarget {
-        let node = self.place.node();
         let found = node.look(None);
         let none = InstallRecord::default();
         let record = found.as_ref().map_or(&none, |found| &found.record);
         // An agent's container lacks the directories that identify a platform.
         let recorded = record.platform.as_deref().and_then(|name| Platform::named(name).ok());
         let platform = self.platform.or(recorded).unwrap_or_else(|| Platform::detect(|path| node.has(path)));
-        let own_lists = own_lists(record);
-        let is_listed = record.files.values().any(|file| file.plugin.is_some());
-        let platform_dir = |path: &str| HostPath::new(path).into_iter().collect::<Vec<_>>();
-        let programs = programs(record);
-        let mut bin_dirs: Vec<HostPath> = self.bin_dir.clone().into_iter().collect();
-        if bin_dirs.is_empty() {
-            bin_dirs = programs.iter().map(HostPath::parent).collect();
-            bin_dirs.dedup();
-        }
-        if bin_dirs.is_empty() {
-            bin_dirs = platform_dir(platform.bin_dir);
-        }
-        let conf = self
-            .conf
-            .clone()
-            .or_else(|| conf_dirs(record).into_iter().next())
-            .or_else(|| platform_dir(platform.conf_dir).pop());
-        let conf = conf.unwrap_or_else(|| state_path(""));
-        let mut other_conf_dirs = if self.conf.is_none() { conf_dirs(record) } else { Vec::new() };
-        other_conf_dirs.retain(|directory| *directory != conf);
-        CheckTarget {
-            mount: self.place.root().to_owned(),
-            node_name: self.node_name.clone().or_else(|| host_name(self.place.root())),
+        let programs: Vec<HostPath> = record.with_role(Role::Program).map(|(path, _)| path.clone()).collect();
+        let listed = record.files.iter().filter_map(|(path, file)| Some((path, file.plugin.as_ref()?)));
+        let first = |mut given: Vec<HostPath>, default: &str| {
+            given.extend(HostPath::new(default).filter(|_| given.is_empty()));
+            given
+        };
+        let of_programs = || directories(record, &[Role::Program]);
+        // That of the cluster network comes first.
+        let of_configurations = || directories(record, &[Role::Entry, Role::OwnList, Role::Configuration]);
+        let mut confs =
+            first(self.conf.clone().map_or_else(of_configurations, |conf| vec![conf]), platform.conf_dir).into_iter();
+        let conf = confs.next().unwrap_or_else(|| state_path(""));
+        let chain = |directory: &HostPath| MultusChain {
+            directory: directory.clone(),
+            own_files: record.files.keys().filter(|path| path.parent() == *directory).cloned().collect(),
+            invalid_files: node.invalid_chain_files(directory, record).unwrap_or_else(|why| vec![why.to_string()]),
+        };
+        let own_list = |(path, file): (&HostPath, &FileRecord)| {
+            let (source, kind) = file.source.clone().zip(file.plugin.clone())?;
+            Some((path.clone(), OwnList { source, kind }))
+        };
+        Ok(CheckTarget {
+            mount: self.place.root()?.to_owned(),
+            node_name: self.node_name.clone().or_else(|| host_name(self.place.root().ok()?)),
             platform: platform.name.to_owned(),
-            chained: self.chained.unwrap_or(if record.is_empty() { platform.chained } else { is_listed }),
-            bin_dirs,
+            chained: self.chained.unwrap_or(match record.is_empty() {
+                true => platform.chained,
+                false => listed.clone().next().is_some(),
+            }),
+            bin_dirs: first(self.bin_dir.clone().map_or_else(of_programs, |dir| vec![dir]), platform.bin_dir),
             conf,
-            other_conf_dirs,
+            other_conf_dirs: confs.collect(),
             installation: Installation {
                 programs,
-                listed_types: listed_types(record),
-                own_lists,
-                multus_chain: record.multus_chain.as_ref().map(|directory| MultusChain {
-                    directory: directory.clone(),
-                    own_files: record.files.keys().filter(|path| path.parent() == *directory).cloned().collect(),
-                    invalid_files: node
-                        .invalid_chain_files(directory, record)
-                        .unwrap_or_else(|why| vec![why.to_string()]),
-                }),
-                changed: found.as_ref().map(differences).map_err(ToString::to_string),
+                listed_types: listed.map(|(path, kind)| (path.clone(), BTreeSet::from([kind.clone()]))).collect(),
+                own_lists: record.with_role(Role::OwnList).filter_map(own_list).collect(),
+                multus_chain: record.multus_chain.as_ref().map(chain),
+                changed: match &found {
+                    Ok(found) => Ok((!found.record.is_empty()).then(|| changed(found))),
+                    Err(why) => Err(why.to_string()),
+                },
             },
             pod: None,
             probe: false,
-        }
+        })
     }
 }
 
-/// Returns the differences between the node and the installation record; `None` without an installation.
-fn differences(found: &FoundState) -> Option<Vec<String>> {
-    (!found.record.is_empty()).then(|| changed(found))
-}
-
-fn programs(record: &InstallRecord) -> Vec<HostPath> {
-    record.with_role(Role::Program).map(|(path, _)| path.clone()).collect()
-}
-
-fn listed_types(record: &InstallRecord) -> BTreeMap<HostPath, BTreeSet<String>> {
-    let listed = record.files.iter().filter_map(|(path, file)| Some((path.clone(), file.plugin.clone()?)));
-    listed.map(|(path, kind)| (path, BTreeSet::from([kind]))).collect()
-}
-
-fn own_lists(record: &InstallRecord) -> BTreeMap<HostPath, OwnList> {
-    let copied = record.with_role(Role::OwnList).filter_map(|(path, file)| {
-        let (source, kind) = file.source.clone().zip(file.plugin.clone())?;
-        Some((path.clone(), OwnList { source, kind }))
-    });
-    copied.collect()
-}
-
-/// Returns the directories of the plugin's configurations, that of the cluster network first.
-fn conf_dirs(record: &InstallRecord) -> Vec<HostPath> {
-    let roles = [Role::Entry, Role::OwnList, Role::Configuration];
-    let files = roles.into_iter().flat_map(|role| record.with_role(role));
+/// Returns the directories of the files with these roles, each once.
+fn directories(record: &InstallRecord, roles: &[Role]) -> Vec<HostPath> {
     let mut directories: Vec<HostPath> = Vec::new();
-    for directory in files.map(|(path, _)| path.parent()) {
+    for directory in roles.iter().flat_map(|role| record.with_role(*role)).map(|(path, _)| path.parent()) {
         if !directories.contains(&directory) {
             directories.push(directory);
         }

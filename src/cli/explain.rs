@@ -1,5 +1,6 @@
 //! `detour explain`: reports what a configuration does with a pod's traffic, and why.
 
+use super::cluster::NodeArguments;
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::print_error;
 use super::subject::{SubjectArguments, Subjects};
@@ -9,14 +10,12 @@ use detour_cni::firewall::{RuleFormat, Ruleset, native, restore_text};
 use detour_cni::inspect::{Explained, Explanations, Subject, explained, picture};
 use detour_cni::policy::Ipv6;
 use detour_cni::printable::Text;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
   kubectl get pod -n shop web-0 -o yaml | detour explain -f - --config istio-cni.conf
   detour explain -f pod.yaml --config 10-cluster.conflist --namespace-file ns.yaml -o json
-  detour explain -n shop web-0 --kubeconfig ~/.kube/config
   detour explain -f pod.yaml --config 00-detour.conf --definitions definitions/
         combine all attachments of the pod, as the primary plugin does
   istioctl kube-inject -f web.yaml | detour explain -f -
@@ -26,19 +25,13 @@ Examples:
   detour explain -f pod.yaml --rules nft | nft --check -f -
   detour explain -f pod.yaml --format svg > web-0.svg
 
-The output of --rules iptables contains the rules of both IP versions: iptables-restore and
-ip6tables-restore each load their own. Pods of both rule formats get the rules for containers that
-are excluded by name; only the output of --rules nft contains them.
-
 --rules and --format require exactly one pod: if FILE has several, select one by name. With several
-pods, -o json and -o yaml print a list.
+pods, -o json and -o yaml print a list. Only --rules nft has the exclusions, which are native.
 
 For a pod of the cluster, the configuration is the one that is installed on the pod's node. If the
 command runs elsewhere, it uses the built-in defaults: use kubectl detour explain, which runs on the
-pod's node. The report names the source.
-
-Istio injects the sidecar into pods, not into Deployments: a pod template from the cluster has none.
-The command changes nothing and does not require root. With -f, it does not need a cluster.
+pod's node. Istio injects the sidecar into pods, not into Deployments: a pod template from the
+cluster has none. The command changes nothing. With -f, it needs neither root nor a cluster.
 
 Exit codes: 0 success, 1 an ADD of this pod would fail, 2 invalid arguments or input.";
 
@@ -60,15 +53,14 @@ pub(super) struct ExplainArguments {
     /// Print a picture instead of the report
     #[arg(long, value_name = "FORMAT", value_parser = ["svg"], conflicts_with_all = ["output", "rules"])]
     format: Option<String>,
-    /// Directory at which the node's file system is mounted: /host in the agent's container
-    #[arg(long, value_name = "DIR", default_value = "/")]
-    root: PathBuf,
+    #[command(flatten)]
+    place: NodeArguments,
     #[command(flatten)]
     pub(super) output: OutputArguments,
 }
 
-pub(super) fn run(arguments: ExplainArguments) -> Result<CommandOutput, CommandError> {
-    let (manifest, configurations) = match arguments.subject.read_all(&arguments.root)? {
+pub(super) fn run(arguments: &ExplainArguments) -> Result<CommandOutput, CommandError> {
+    let (manifest, configurations) = match arguments.subject.read_all(arguments.place.root()?)? {
         Subjects::Cluster(subject) => return arguments.explain_one(&subject),
         Subjects::Manifest(manifest) => *manifest,
     };

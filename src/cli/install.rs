@@ -4,16 +4,16 @@ mod attachments;
 mod options;
 
 pub(super) use attachments::GivenKeys;
-pub(super) use options::{InstallOptions, agent_namespace, own_kubeconfig, parse_file_name};
+pub(super) use options::{InstallOptions, agent_namespace, parse_file_name};
 
-use super::output::CommandError;
+use super::cluster::NodeArguments;
 use anyhow::{Context, Result};
 use clap::Args;
-use detour_cni::agent::install::{Digest, FileAction, HostRoot, InstallPlan, NodeFiles, reconcile, undo};
-use detour_cni::printable::Text;
+use detour_cni::agent::install::{Digest, FileAction, InstallPlan, reconcile, undo};
+use detour_cni::printable::{Text, line};
 use detour_cni::trusted_file::follow;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -27,20 +27,12 @@ Examples:
   detour install --name excludedns --attachments attachments.json
         install with a configuration file for each attachment
 
-Platforms: openshift (aro, crc, ocp, okd, rosa) and microshift, both with a separate configuration
-file for Multus; gke, k3d, k3s, microk8s, bottlerocket, minikube; and kubernetes (aks, default, eks,
-iks, k0s, kind, kubeadm, rke1, rke2, talos).
+Repeat the command to restore missing or changed files; it changes nothing else. It never replaces a
+file of another owner: the error names the file and what to do. A list of another owner gets the
+plugin's entry. A node has one installation; if an agent owns it, the command refuses to change it.
 
-A node has one installation, with any number of attachments (--attachments). If an agent has
-installed the plugin, the command refuses to change it, and names the agent's DaemonSet.
-
-Repeat the command to restore missing or changed files; it changes nothing else. To remove the
-plugin, use `detour uninstall`. With invalid arguments or input, the command changes nothing. It
-never replaces a file of another owner: the error names the file and what to do. A list of another
-owner gets the plugin's entry; the order of its keys stays, its formatting may change.
-
-The node configuration, /var/lib/cni/detour/node.json, contains the program directory, kubeconfig,
-log file, timeouts and pinned sub-plugins. They apply to every attachment and override its values.
+The node configuration, /var/lib/cni/detour/node.json, has the program directory, kubeconfig, log
+file, timeouts and pinned sub-plugins. They override the values of every attachment.
 
 Exit codes: 0 success, 1 incomplete (see stderr), 2 invalid arguments or input.";
 
@@ -51,12 +43,9 @@ Examples:
   detour uninstall --root /host
         uninstall from a pod that mounts the node's file system at /host
 
-Pods keep their rules. The command removes the plugin's entry from lists of other owners, and the
-files that are as the installation wrote them: first the configuration, then the node configuration,
-the kubeconfig and the program. It keeps files that were edited after the installation and the files
-that they require, and lists them. It also keeps the program while CRI-O or Multus needs it to
-delete running pods, with a note: run it again after these pods are deleted. containerd does not
-need it.
+Pods keep their rules. The command keeps files that were edited after the installation and the files
+that they require, and the program while CRI-O or Multus needs it to delete running pods; it lists
+them.
 
 Exit codes: 0 success, also if the program stays for running pods, 1 incomplete (see stderr),
 2 invalid arguments or input.";
@@ -92,35 +81,6 @@ pub(super) struct UninstallArguments {
     dry_run: bool,
 }
 
-/// The node.
-#[derive(Debug, Clone, Args)]
-pub(super) struct NodeArguments {
-    /// Directory at which the node's file system, or the required part of it, is mounted
-    #[arg(long, value_name = "DIR", default_value = "/")]
-    root: PathBuf,
-}
-
-impl NodeArguments {
-    pub(super) fn root(&self) -> &Path {
-        &self.root
-    }
-
-    /// Checks that `--root` is a directory, because `install` would create a misspelled one.
-    ///
-    /// # Errors
-    /// It is missing or not a directory.
-    pub(super) fn check_root(&self) -> Result<(), CommandError> {
-        if self.root.is_dir() {
-            return Ok(());
-        }
-        Err(CommandError::Usage(format!("--root {}: expected a directory", self.root.display())))
-    }
-
-    pub(super) fn node(&self) -> NodeFiles {
-        NodeFiles::new(HostRoot::new(&self.root))
-    }
-}
-
 impl InstallArguments {
     pub(super) fn run(&self) -> ExitCode {
         super::exit_code(self.install())
@@ -150,9 +110,9 @@ impl InstallArguments {
                 "the command copies the cluster network's configuration list once; `detour agent` follows its changes",
             );
         }
-        let Some(lock) = lock else { return Ok(print_diff(&plan)) };
+        let Some(lock) = lock else { return Ok(print_plan(&plan, true)) };
         node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
-        Ok(print_changes(&plan))
+        Ok(print_plan(&plan, false))
     }
 }
 
@@ -162,15 +122,14 @@ impl UninstallArguments {
     }
 
     fn uninstall(&self) -> Result<ExitCode> {
-        self.place.check_root()?;
-        let node = self.place.node();
+        let node = self.place.node()?;
         let lock = if self.dry_run { None } else { Some(node.lock()?) };
         let plan = undo(&node.look(None)?);
-        let Some(lock) = lock else { return Ok(print_diff(&plan)) };
+        let Some(lock) = lock else { return Ok(print_plan(&plan, true)) };
         node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
         node.forget_leadership(None);
         node.forget_lock(lock);
-        let code = print_changes(&plan);
+        let code = print_plan(&plan, false);
         if node.has_agent() {
             print_note(
                 "warning",
@@ -187,24 +146,13 @@ pub(super) fn program_digest() -> Result<Digest> {
     digest.with_context(|| format!("can't read the running program for copying: {PROGRAM_FILE}"))
 }
 
-/// Prints the changes that a plan would make, each with its unified diff.
-fn print_diff(plan: &InstallPlan) -> ExitCode {
-    let text: String = plan.actions.iter().map(FileAction::diff).collect();
-    let text = if text.is_empty() { "# nothing to do\n".to_owned() } else { text };
-    super::print_output(&Text::lines(text.trim_end()), print_notes(plan))
-}
-
-/// Prints the changes that a plan has made.
-fn print_changes(plan: &InstallPlan) -> ExitCode {
-    let mut text = Text::default();
-    for action in &plan.actions {
-        text.push(&action.to_string());
-        text.end_line();
-    }
-    if plan.actions.is_empty() {
-        text.push("nothing to do");
-    }
-    super::print_output(&text, print_notes(plan))
+/// Prints the changes that a plan would make, each with its unified diff, or has made.
+fn print_plan(plan: &InstallPlan, is_dry: bool) -> ExitCode {
+    let change =
+        |action: &FileAction| if is_dry { action.diff() } else { line(&action.to_string()).into_owned() + "\n" };
+    let text: String = plan.actions.iter().map(change).collect();
+    let nothing = if is_dry { "# nothing to do" } else { "nothing to do" };
+    super::print_output(&Text::lines(if text.is_empty() { nothing } else { text.trim_end() }), print_notes(plan))
 }
 
 /// Prints the plan's notes to stderr and returns a failure if the plan is incomplete.

@@ -1,7 +1,5 @@
 //! The command line: one file per subcommand, except `version` and `completion`, which are here.
 
-use clap::builder::StyledStr;
-use clap::error::ContextValue;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use detour_cni::cni::version::SUPPORTED;
@@ -9,6 +7,8 @@ use detour_cni::inspect::{Cell, Screen, TextReport};
 use detour_cni::printable::{Text, line, without_userinfo};
 use output::{CommandError, CommandOutput, OutputArguments};
 use serde::Serialize;
+use std::env;
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::io;
 use std::io::ErrorKind;
@@ -16,7 +16,6 @@ use std::process::ExitCode;
 
 mod agent;
 mod audit;
-mod client;
 mod cluster;
 mod doctor;
 mod explain;
@@ -79,11 +78,11 @@ pub(crate) fn help() -> ExitCode {
 pub(crate) fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return print_usage(error),
+        Err(error) => return print_usage(error, |arguments| Cli::try_parse_from(arguments).err()),
     };
     match cli.command {
-        Command::Explain(arguments) => print_report(arguments.output, explain::run(arguments)),
-        Command::Trace(arguments) => print_report(arguments.output, trace::run(arguments)),
+        Command::Explain(arguments) => print_report(arguments.output, explain::run(&arguments)),
+        Command::Trace(arguments) => print_report(arguments.output, trace::run(&arguments)),
         Command::Rules(arguments) => print_report(arguments.output, rules::run(&arguments)),
         Command::Doctor(arguments) => print_report(arguments.output, doctor::run(&arguments)),
         Command::Audit(arguments) => print_report(arguments.output, audit::run(&arguments)),
@@ -96,39 +95,18 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-/// Prints clap's error, which can also be the help or the version.
-fn print_usage(error: clap::Error) -> ExitCode {
+/// Prints clap's error, which can also be the help or the version. An error quotes arguments: it is made `again` with each
+/// one escaped, so that no part of an argument can look like a separate message.
+fn print_usage(error: clap::Error, again: impl FnOnce(Vec<OsString>) -> Option<clap::Error>) -> ExitCode {
     let code = ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
     // Help and version go to stdout: failing to write them is a failure. The exit code of a usage error
     // does not depend on whether its text could be written.
     if !error.use_stderr() {
-        return print_output(&usage_text(error), code);
+        return print_output(&Text::lines(&error.render().to_string()), code);
     }
-    crate::print(io::stderr(), &usage_text(error), code);
-    code
-}
-
-/// Returns the text of clap's error. It quotes arguments in one line each, so that no part of an argument can look like
-/// a separate message.
-fn usage_text(mut error: clap::Error) -> Text {
-    let escaped: Vec<_> = error
-        .context()
-        .filter_map(|(kind, value)| match value {
-            ContextValue::String(text) => Some((kind, ContextValue::String(line(text).into_owned()))),
-            ContextValue::Strings(texts) => {
-                Some((kind, ContextValue::Strings(texts.iter().map(|text| line(text).into_owned()).collect())))
-            }
-            ContextValue::StyledStrs(texts) => {
-                let one_line = |text: &StyledStr| line(&text.to_string()).into_owned().into();
-                Some((kind, ContextValue::StyledStrs(texts.iter().map(one_line).collect())))
-            }
-            _ => None,
-        })
-        .collect();
-    for (kind, value) in escaped {
-        error.insert(kind, value);
-    }
-    Text::lines(&error.render().to_string())
+    let escaped = env::args_os().map(|argument| line(&argument.to_string_lossy()).into_owned().into());
+    let error = again(escaped.collect()).unwrap_or(error);
+    crate::print(io::stderr(), &Text::lines(&error.render().to_string()), code)
 }
 
 /// Prints the report of a command; in place of it, JSON and YAML have the error.

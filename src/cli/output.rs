@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::env;
 use std::ffi::OsStr;
 use std::fmt::{self, Display};
-use std::io::{IsTerminal, stderr, stdout};
+use std::io::{IsTerminal, stdout};
 use std::process::ExitCode;
 
 /// The text that a command prints to stdout, and its exit code.
@@ -115,13 +115,6 @@ struct ErrorReport {
 impl TextReport for ErrorReport {
     /// A table has no error: it goes to stderr in every format.
     fn write(&self, _: &mut Screen) {}
-}
-
-/// Prints a line to stderr if that is a terminal.
-pub(super) fn show_progress(text: &str) {
-    if stderr().is_terminal() {
-        crate::print(stderr(), &Text::line(text), ExitCode::SUCCESS);
-    }
 }
 
 /// Returns a text for the terminal, whose width without one is that of `COLUMNS` or 80.

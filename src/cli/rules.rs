@@ -2,9 +2,10 @@
 
 use super::cluster::ClusterArguments;
 use super::output::{CommandError, CommandOutput, OutputArguments};
-use super::subject::{NetnsArguments, NetnsRules, NetnsSelector};
+use super::subject::{NO_NETNS, NetnsArguments, NetnsRules};
 use clap::{ArgGroup, Args};
-use detour_cni::inspect::{RulesReport, RulesView};
+use detour_cni::inspect::RulesReport;
+use std::path::Path;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -58,16 +59,14 @@ impl RulesArguments {
 }
 
 pub(super) fn run(arguments: &RulesArguments) -> Result<CommandOutput, CommandError> {
-    let selector = match (&arguments.place, &arguments.cluster.namespace) {
-        (Some(pod), Some(_)) => Some(NetnsSelector::Pod(Box::new(arguments.cluster.pod(pod, &arguments.netns.root)?))),
-        (Some(path), None) => Some(NetnsSelector::Netns(path.into())),
-        (None, Some(_)) => None,
-        (None, None) => arguments.netns.selector(),
+    let root = arguments.netns.place.root()?;
+    let (pod, place) = match (&arguments.place, &arguments.cluster.namespace) {
+        (Some(pod), Some(_)) => (Some(arguments.cluster.pod(pod, root)?), None),
+        (None, Some(_)) => return Err(CommandError::Usage(NO_NETNS.to_owned())),
+        (place, None) => (None, place.as_deref().map(Path::new)),
     };
-    let selector = selector
-        .ok_or_else(|| CommandError::Usage("expected a network namespace, or a pod: -n NAMESPACE POD".to_owned()))?;
-    let NetnsRules { rules, netns, evidence } = arguments.netns.read(&selector, "rules")?;
-    let report = RulesReport { found_by: evidence, ..rules.report(&netns).with_cgroup_paths(&arguments.netns.root) };
-    let view = RulesView { report: &report, all: arguments.all };
-    arguments.output.render_verdict(&view, report.as_asked != Some(false))
+    let NetnsRules { rules, netns, evidence } = arguments.netns.read(pod.as_ref(), place, "rules")?;
+    let report = rules.report(&netns).with_cgroup_paths(root);
+    let report = RulesReport { found_by: evidence, all: arguments.all, ..report };
+    arguments.output.render_verdict(&report, report.as_asked != Some(false))
 }

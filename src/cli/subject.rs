@@ -1,13 +1,13 @@
 //! The arguments that several commands share: those that select a pod and a configuration, and those that select
 //! a network namespace on this node.
 
-use super::client::Kubectl;
-use super::cluster::{ClusterArguments, check_exists, on_node, read_failed, read_text};
+use super::cluster::{ClusterArguments, NodeArguments, on_node, read_failed, read_text};
+use super::kubectl::Kubectl;
 use super::output::CommandError;
 use super::print_error;
 use clap::Args;
 use detour_cni::cni::{Code, DEFAULT_INTERFACE, Error};
-use detour_cni::firewall::Sender;
+use detour_cni::firewall::{Destination, Sender};
 use detour_cni::inspect::{AppliedConf, LiveRules, ManifestTexts, PodManifest, PodSelector, Subject, node_hint};
 use detour_cni::netns::find::{FoundNetns, of_container, of_pod, of_uid};
 use detour_cni::netns::{NetNs, interface_with, outgoing_interface};
@@ -93,7 +93,6 @@ impl SubjectArguments {
     /// # Errors
     /// A file is unreadable or malformed, or the cluster does not return the pod.
     pub(super) fn read_all(&self, root: &Path) -> Result<Subjects, CommandError> {
-        check_exists("--root", root)?;
         let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
         let paths = [&self.file, &self.namespace_file].into_iter().flatten().chain(&self.cluster.configs);
         if paths.filter(is_stdin).count() > 1 {
@@ -169,22 +168,12 @@ pub(super) struct NetnsArguments {
     /// Use the network namespace of the pod with this UID, without an API request
     #[arg(long, value_name = "UID")]
     pod_uid: Option<String>,
-    /// Directory at which the node's file system is mounted: /host in the agent's container
-    #[arg(long, value_name = "DIR", default_value = "/")]
-    pub(super) root: PathBuf,
+    #[command(flatten)]
+    pub(super) place: NodeArguments,
 }
 
-/// The object whose network namespace is read.
-pub(super) enum NetnsSelector {
-    /// A path, or a name in /run/netns.
-    Netns(PathBuf),
-    Process(u32),
-    Container(String),
-    /// A pod by its UID on the node.
-    Uid(String),
-    /// A pod from the cluster.
-    Pod(Box<Subject>),
-}
+/// The usage error of a command without a network namespace.
+pub(super) const NO_NETNS: &str = "expected a network namespace, or a pod: -n NAMESPACE POD";
 
 /// The live rules of a network namespace, and how it was found.
 pub(super) struct NetnsRules {
@@ -200,12 +189,15 @@ impl NetnsRules {
     ///
     /// # Errors
     /// The namespace can't be entered, or the kernel refuses the request.
-    pub(super) fn interface_of(&self, from: Sender, to: IpAddr) -> Result<String, Error> {
+    pub(super) fn interface_of(&self, from: Sender, to: Destination) -> Result<String, Error> {
+        let address = to.address.ip();
         let find = || match from {
-            Sender::Process { uid, .. } => outgoing_interface(to, Some(uid)),
-            Sender::Inbound(client) => match interface_with(to)? {
+            Sender::Process { uid, .. } => {
+                outgoing_interface(address, Some(uid), Some((to.protocol, to.address.port())))
+            }
+            Sender::Inbound(client) => match interface_with(address)? {
                 Some(interface) => Ok(Some(interface)),
-                None => outgoing_interface(client.unwrap_or_else(|| outside(to)), None),
+                None => outgoing_interface(client.unwrap_or_else(|| outside(address)), None, None),
             },
         };
         let found = match NetNs::open(&self.netns)? {
@@ -225,79 +217,74 @@ fn outside(to: IpAddr) -> IpAddr {
 }
 
 impl NetnsArguments {
-    /// Returns the object that `--pid`, `--container` or `--pod-uid` selects.
-    pub(super) fn selector(&self) -> Option<NetnsSelector> {
-        let process = self.pid.map(NetnsSelector::Process);
-        let container = || self.container.clone().map(NetnsSelector::Container);
-        process.or_else(container).or_else(|| self.pod_uid.clone().map(NetnsSelector::Uid))
+    /// Whether an option selects a network namespace.
+    pub(super) const fn is_given(&self) -> bool {
+        self.pid.is_some() || self.container.is_some() || self.pod_uid.is_some()
     }
 
-    /// Reads the live rules. `command` is the command with its arguments except the selector; it is used in the hint to
-    /// run it on another node.
+    /// Reads the live rules of `pod`, of `netns` (a path, or a name in /run/netns), or of what the options select. `command`
+    /// is the command with its arguments except the selector; it is used in the hint to run it on another node.
     ///
     /// # Errors
     /// The namespace is not on this node (if the pod's node is known, with the command to run there) or can't be read.
-    pub(super) fn read(&self, selector: &NetnsSelector, command: &str) -> Result<NetnsRules, CommandError> {
-        check_exists("--root", &self.root)?;
-        let path = match selector {
-            NetnsSelector::Netns(path) => self.netns_path(path)?,
-            NetnsSelector::Process(pid) => self.root.join(format!("proc/{pid}/ns/net")),
-            NetnsSelector::Container(id) => {
-                return self
-                    .read_found(of_container(&self.root, id)?.ok_or_else(|| not_found(&format!("container {id}")))?);
-            }
-            NetnsSelector::Uid(uid) => {
-                return self.read_found(of_uid(&self.root, uid)?.ok_or_else(|| not_found(&format!("pod {uid}")))?);
-            }
-            NetnsSelector::Pod(subject) => return self.read_found(self.find_pod(subject, command)?),
+    pub(super) fn read(
+        &self,
+        pod: Option<&Subject>,
+        netns: Option<&Path>,
+        command: &str,
+    ) -> Result<NetnsRules, CommandError> {
+        let root = self.place.root()?;
+        let store = Store::new(root.join(ROOT.trim_start_matches('/')));
+        let found = match (pod, &self.container, &self.pod_uid) {
+            (Some(subject), ..) => Some(find_pod(root, subject, command)?),
+            (None, Some(id), _) => Some(of_container(root, id)?.ok_or_else(|| not_found(&format!("container {id}")))?),
+            (None, None, Some(uid)) => Some(of_uid(root, uid)?.ok_or_else(|| not_found(&format!("pod {uid}")))?),
+            (None, None, None) => None,
         };
-        let rules = LiveRules::read(&path, &self.store()).map_err(|error| match selector {
-            NetnsSelector::Netns(name) if is_name(name) && !path.exists() => {
+        if let Some(found) = found {
+            let rules = LiveRules::of_found(&found, &store)?;
+            return Ok(NetnsRules { rules, netns: found.netns, evidence: Some(found.evidence) });
+        }
+        let path = match (netns, self.pid) {
+            (Some(path), _) if is_name(path) => root.join("run/netns").join(path),
+            (Some(path), _) => on_node(root, path)?,
+            (None, Some(pid)) => root.join(format!("proc/{pid}/ns/net")),
+            (None, None) => return Err(CommandError::Usage(NO_NETNS.to_owned())),
+        };
+        let rules = LiveRules::read(&path, &store).map_err(|error| match netns.filter(|_| !path.exists()) {
+            Some(name) if is_name(name) => {
                 let live = if command.starts_with("trace") { "--live " } else { "" };
                 let hint =
                     format!("`ip netns` lists names; to select a pod, use {live}-n NAMESPACE {}", name.display());
                 CommandError::Input(Error { msg: format!("{}; {hint}", error.msg), ..error })
             }
-            NetnsSelector::Netns(_) if !path.exists() => CommandError::Input(error),
-            _ => error.into(),
+            Some(_) => CommandError::Input(error),
+            None => error.into(),
         })?;
         Ok(NetnsRules { rules, netns: path, evidence: None })
     }
+}
 
-    fn read_found(&self, found: FoundNetns) -> Result<NetnsRules, CommandError> {
-        let rules = LiveRules::of(&found.open()?, &self.store())?;
-        Ok(NetnsRules { rules, netns: found.netns, evidence: Some(found.evidence) })
+fn find_pod(root: &Path, subject: &Subject, command: &str) -> Result<FoundNetns, Error> {
+    let (pod, name) = (&subject.facts.pod, subject.name());
+    let failed = |why: &str| Error::new(Code::InvalidNetns, format!("pod {name}: {why}"));
+    if pod.host_network {
+        return Err(failed("no rules: the pod uses its node's network (spec.hostNetwork)"));
     }
-
-    fn store(&self) -> Store {
-        Store::new(self.root.join(ROOT.trim_start_matches('/')))
-    }
-
-    fn find_pod(&self, subject: &Subject, command: &str) -> Result<FoundNetns, Error> {
-        let (pod, name) = (&subject.facts.pod, subject.name());
-        let failed = |why: &str| Error::new(Code::InvalidNetns, format!("pod {name}: {why}"));
-        if pod.host_network {
-            return Err(failed("no rules: the pod uses its node's network (spec.hostNetwork)"));
-        }
-        let uid = pod.uid_on_node().ok_or_else(|| failed("can't find the pod on its node: metadata.uid is missing"))?;
-        let hint = || {
-            let agent_namespace = subject.conf.kubernetes.agent_namespace.as_deref();
-            // The UID of a static pod is an annotation, which may have that of another pod.
-            let selector =
-                if pod.is_mirror() { format!("-n {} {}", pod.namespace, pod.name) } else { format!("--pod-uid {uid}") };
-            node_hint(pod, agent_namespace, None, &format!("{command} {selector}"))
-        };
-        let error = match of_pod(&self.root, pod) {
-            Ok(Some(found)) => return Ok(found),
-            Ok(None) => not_found(&format!("pod {name} ({uid})")),
-            Err(error) => error,
-        };
-        Err(Error { msg: format!("{}; {}", error.msg, hint()), ..error })
-    }
-
-    fn netns_path(&self, path: &Path) -> Result<PathBuf, CommandError> {
-        if is_name(path) { Ok(self.root.join("run/netns").join(path)) } else { on_node(&self.root, path) }
-    }
+    let uid = pod.uid_on_node().ok_or_else(|| failed("can't find the pod on its node: metadata.uid is missing"))?;
+    let hint = || {
+        let agent_namespace = subject.conf.kubernetes.agent_namespace.as_deref();
+        // The UID of a static pod is an annotation, which may have that of another pod.
+        let selector =
+            if pod.is_mirror() { format!("-n {} {}", pod.namespace, pod.name) } else { format!("--pod-uid {uid}") };
+        node_hint(pod, agent_namespace, &format!("{command} {selector}"))
+    };
+    let error = match of_pod(root, pod) {
+        Ok(Some(found)) => return Ok(found),
+        Ok(None) => not_found(&format!("pod {name} ({uid})")),
+        Err(error) => error,
+    };
+    Err(Error { msg: format!("{}; {}", error.msg, hint()), ..error })
 }
 
 /// Returns whether the argument is a name in /run/netns, as `ip netns` uses it, rather than a path.

@@ -1,7 +1,7 @@
 //! `detour trace`: follows one packet through desired or live rules.
 
 use super::output::{CommandError, CommandOutput, OutputArguments};
-use super::subject::{NetnsArguments, NetnsSelector, SubjectArguments};
+use super::subject::{NetnsArguments, SubjectArguments};
 use clap::{ArgGroup, Args};
 use detour_cni::cni::Error;
 use detour_cni::firewall::{Destination, RulesetView, Sender};
@@ -16,21 +16,14 @@ Examples:
   detour trace -f pod.yaml --config istio-cni.conf --from uid=1337 --to 10.96.0.10:53/udp
   detour trace -f pod.yaml --from container=web --to 10.88.0.2:8080/tcp
   detour trace -f pod.yaml --from uid=1000,gid=1000 --to '[2001:db8::1]:443/tcp' -o json
-  detour trace -f pod.yaml --from inbound --to 10.88.0.2:8080/tcp
   detour trace --live -n shop web-0 --from uid=1000 --to 10.96.0.10:53/udp
   detour trace --live -n shop web-0 --from container=vault-agent-init --to 10.88.0.2:8200/tcp
         also show whether, and until when, the container bypasses the sidecar
-  detour trace --container 5f0c1f2ab34d --from uid=1000 --to 10.88.0.2:8080/tcp
   detour trace --netns /run/netns/cni-0c1f --from uid=1000 --to 10.88.0.2:8080/tcp
 
 The packet arrives at one of: sidecar:PORT, ztunnel:PORT (ambient mesh), direct (it keeps its
 destination), dropped, rejected (by the guard), redirected:PORT (a rule outside of Istio's chains
-redirects it), or unknown (rules that trace does not evaluate decide: iptables-legacy, istio-cni's
-native rules).
-
-For an excluded container (container-exclude), trace evaluates the rules of a configuration as they
-apply during the bypass. The output shows when the bypass ends, and where the packet arrives
-afterwards. With --live, trace uses the container's current element in the live sets.
+redirects it), or unknown (only rules that trace does not evaluate decide).
 
 Live rules require root on the pod's node. For a pod on another node, the command prints what to run
 there.
@@ -75,7 +68,7 @@ pub(super) struct TraceArguments {
     pub(super) output: OutputArguments,
 }
 
-pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandError> {
+pub(super) fn run(arguments: &TraceArguments) -> Result<CommandOutput, CommandError> {
     let usage = |error: Error| CommandError::Usage(format!("--{}", error.msg));
     let sender: SenderArgument = arguments.from.parse().map_err(usage)?;
     let to: Destination = arguments.to.parse().map_err(usage)?;
@@ -85,42 +78,38 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
         let msg = format!("expected two IPv4 or two IPv6 addresses, got --from {address} and --to {}", to.address.ip());
         return Err(CommandError::Usage(msg));
     }
-    let selector = match &arguments.netns {
-        Some(path) => Some(NetnsSelector::Netns(path.clone())),
-        None if arguments.live => {
-            Some(NetnsSelector::Pod(Box::new(arguments.subject.live_pod(&arguments.namespace.root)?)))
-        }
-        None => arguments.namespace.selector(),
-    };
+    let root = arguments.namespace.place.root()?;
+    let is_live = arguments.live || arguments.netns.is_some() || arguments.namespace.is_given();
     let invalid = |error: Error| CommandError::Input(Error { msg: format!("--{}", error.msg), ..error });
     let resolve = |pod: Option<&Pod>| sender.resolve(pod).map_err(invalid);
     let container = sender.container();
-    let report = match selector {
-        Some(selector) => {
-            let pod = if let NetnsSelector::Pod(subject) = &selector { Some(&subject.facts.pod) } else { None };
-            let from = resolve(pod)?;
+    let report = match is_live {
+        true => {
+            let pod = if arguments.live { Some(arguments.subject.live_pod(root)?) } else { None };
+            let from = resolve(pod.as_ref().map(|subject| &subject.facts.pod))?;
             let name = container.map(|name| format!("container={name},")).unwrap_or_default();
             let command = format!("trace --from '{name}{from}' --to '{}'", arguments.to);
-            let read = arguments.namespace.read(&selector, &command)?;
-            let interface = match arguments.interface {
-                Some(interface) => interface,
-                None => read.interface_of(from, to.address.ip())?,
+            let read = arguments.namespace.read(pod.as_ref(), arguments.netns.as_deref(), &command)?;
+            let interface = match &arguments.interface {
+                Some(interface) => interface.clone(),
+                None => read.interface_of(from, to)?,
             };
             let rules = read.rules;
-            let (view, senders) = (rules.view(), ExcludedSenders::live(&rules, &arguments.namespace.root));
+            let (view, senders) = (rules.view(), ExcludedSenders::live(&rules, root));
             senders.trace(&view, (from, container), to, &rules.addresses, &interface)
         }
-        None => {
-            let subject = arguments.subject.read(&arguments.namespace.root)?;
+        false => {
+            let subject = arguments.subject.read(root)?;
             let from = resolve(Some(&subject.facts.pod))?;
             let Explained { explanation, policy } = explained(&subject);
-            let own = if arguments.pod_ip.is_empty() { own_addresses(&subject.facts.pod) } else { arguments.pod_ip };
+            let given = &arguments.pod_ip;
+            let own = if given.is_empty() { own_addresses(&subject.facts.pod) } else { given.clone() };
             let mut view = RulesetView::of_policy(&policy, planned_format(&subject).format);
             if policy.ambient && bypasses_inbound(&subject.facts.pod) {
                 view = view.without_ambient_inbound();
             }
             let senders = ExcludedSenders::planned(&policy);
-            let interface = arguments.interface.unwrap_or_else(|| default_interface(&subject.facts.pod));
+            let interface = arguments.interface.clone().unwrap_or_else(|| default_interface(&subject.facts.pod));
             let traced = senders.trace(&view, (from, container), to, &own, &interface);
             traced.planned(&subject, &explanation)
         }

@@ -4,7 +4,7 @@
 use super::istio::DNS_PROXY_PORT;
 use super::live::LiveRuleset;
 use super::packet::Packet;
-use super::redirections::NativeIstio;
+use super::redirections::{INBOUND_PORT, NativeIstio, OUTBOUND_PORT};
 use super::rule::{Hook, Table};
 use crate::cni::RuleFormat;
 use crate::policy::Protocol;
@@ -14,8 +14,6 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 pub(super) const PREROUTING: &str = "ISTIO_PRERT";
 /// What a trace shows in place of the rules.
 pub(super) const CAPTURED: &str = "captured by istio-cni's rules (ztunnel)";
-const OUTBOUND: u16 = 15001;
-const INBOUND: u16 = 15006;
 const TUNNEL: u16 = 15008;
 const DNS: u16 = 53;
 
@@ -43,7 +41,7 @@ impl AmbientRedirection {
             chains.any(|(.., chain)| !has_rules || !chain.rules.is_empty())
         };
         // The name only tells which tool made the redirection.
-        (has_chain(Table::Nat, false) && live.redirects_in_iptables(Hook::Output)).then(|| Self {
+        (has_chain(Table::Nat, false) && live.captures_for_ztunnel_in_iptables()).then(|| Self {
             format: RuleFormat::Iptables,
             captures_dns: has_chain(Table::Raw, true),
             captures_inbound: has_chain(Table::Nat, true),
@@ -76,11 +74,11 @@ impl AmbientRedirection {
         let is_query = destination.port() == DNS && self.captures_dns;
         match (hook, protocol) {
             (Hook::Prerouting, Protocol::Tcp) => {
-                (self.captures_inbound && !is_loopback && destination.port() != TUNNEL).then_some(INBOUND)
+                (self.captures_inbound && !is_loopback && destination.port() != TUNNEL).then_some(INBOUND_PORT)
             }
             (Hook::Output, Protocol::Tcp) if is_loopback => None,
             (Hook::Output, Protocol::Tcp) if is_query => Some(DNS_PROXY_PORT),
-            (Hook::Output, Protocol::Tcp) => (!packet.is_over_lo()).then_some(OUTBOUND),
+            (Hook::Output, Protocol::Tcp) => (!packet.is_over_lo()).then_some(OUTBOUND_PORT),
             (Hook::Output, Protocol::Udp) => (is_query && !packet.is_over_lo()).then_some(DNS_PROXY_PORT),
             _ => None,
         }

@@ -1,10 +1,12 @@
 //! Drift: how live rules differ from desired ones, in words, for both rule formats; and the rules of other tools in
 //! the built-in chains.
 
+use super::foreign::AttachedAt;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::live::{NativeLiveChain, NativeLiveTables, are_equal};
 use super::native::rule::{EXCLUSIONS_NAT_PRIORITY, NativeChain, NativeTable, NativeTables};
 use super::plan::{CreatedTables, check_steps};
+use super::redirections::Diversion;
 use super::rule::{Family, Hook, Name, Ruleset, Table};
 use super::step::{Step, priority_of};
 use super::view::TableId;
@@ -54,8 +56,8 @@ pub enum DriftKind {
     Moved,
     /// A chain is attached to another hook or priority than desired.
     OtherHook,
-    /// A chain of another tool, in words, can redirect excluded or captured traffic first.
-    NotFirst,
+    /// A chain of another tool, in words, can divert excluded or captured traffic first.
+    NotFirst(Diversion),
 }
 
 impl fmt::Display for Drift {
@@ -66,10 +68,10 @@ impl fmt::Display for Drift {
             DriftKind::Extra => write!(f, "extra: {at}"),
             DriftKind::Moved => write!(f, "moved: {at}"),
             DriftKind::OtherHook => write!(f, "wrong hook or priority: {at}"),
-            DriftKind::NotFirst => {
+            DriftKind::NotFirst(diversion) => {
                 let place = at.table.place();
                 let which = if at.table == TableId::Native(NativeTable::Exclusions) { "excluded" } else { "captured" };
-                write!(f, "not first: {place}: {} runs first and can redirect {which} traffic", at.chain)
+                write!(f, "not first: {place}: {} runs first and can {} {which} traffic", at.chain, diversion.verb())
             }
         }
     }
@@ -102,13 +104,7 @@ pub fn foreign_rules(live: &LiveRuleset, desired: &Ruleset) -> Vec<RuleAt> {
     for (family, table, name, chain) in live.chains().filter(|(_, _, _, chain)| chain.built_in) {
         let ours = desired.tables.get(&(family, table));
         let hook = Hook::of_chain(name);
-        let is_ours = |rule: &LiveRule| {
-            ours.is_some_and(|ours| {
-                let enters_ours = rule.jump_target().is_some_and(|to| ours.chains.iter().any(|(chain, _)| chain == to));
-                let desired = hook.and_then(|hook| ours.hooks.get(&hook));
-                enters_ours || desired.is_some_and(|rules| rule.rule.as_ref().is_ok_and(|r| rules.contains(r)))
-            })
-        };
+        let is_ours = |rule: &LiveRule| ours.is_some_and(|ours| rule.is_of(ours, hook));
         let foreign = chain.rules.iter().filter(|rule| !is_ours(rule));
         let table = TableId::Iptables(family, table);
         found.extend(foreign.map(|rule| RuleAt { table, chain: name.to_owned(), rule: rule.to_string() }));
@@ -159,8 +155,9 @@ fn iptables_differences(live: &LiveRuleset, family: Family, table: Table, steps:
     drift.found
 }
 
-/// Returns the chains of other tools that can redirect a connection before detour's rules do: of two chains with the same
-/// priority, the newer one is first (net/netfilter/core.c, `nf_hook_entries_grow`).
+/// Returns the chains of other tools that can divert a connection from detour's rules. Of two nat chains with the same
+/// priority, the newer one is first (net/netfilter/core.c, `nf_hook_entries_grow`). A listener that TPROXY assigns and the
+/// end of connection tracking take effect at every priority.
 #[must_use]
 pub(super) fn earlier_drift(live: &LiveRuleset, desired: &Ruleset, format: RuleFormat) -> Vec<Drift> {
     let mut found = Vec::new();
@@ -168,17 +165,21 @@ pub(super) fn earlier_drift(live: &LiveRuleset, desired: &Ruleset, format: RuleF
         RuleFormat::Iptables => TableId::Iptables(Family::Ip, Table::Nat),
         RuleFormat::Nftables => TableId::Native(NativeTable::Of(Table::Nat)),
     };
-    for chain in live.redirecting_chains() {
-        let excludes = desired.excluded.is_some() && chain.at.hook == Hook::Output;
-        let table = if excludes && chain.at.priority <= EXCLUSIONS_NAT_PRIORITY {
+    for chain in live.diverting_chains() {
+        let AttachedAt { hook, is_nat, priority, .. } = chain.at;
+        let excludes = desired.excluded.is_some() && hook == Hook::Output && is_nat;
+        let is_first = !is_nat || priority <= priority_of(redirection, Table::Nat);
+        let table = if chain.diversion == Diversion::Drops {
+            continue;
+        } else if excludes && priority <= EXCLUSIONS_NAT_PRIORITY {
             TableId::Native(NativeTable::Exclusions)
-        } else if !desired.tables.is_empty() && chain.at.priority <= priority_of(redirection, Table::Nat) {
+        } else if !desired.tables.is_empty() && is_first {
             redirection
         } else {
             continue;
         };
         let mut drift = TableDrift::of(table);
-        drift.chain(DriftKind::NotFirst, &chain.text);
+        drift.chain(DriftKind::NotFirst(chain.diversion), &chain.text);
         found.extend(drift.found);
     }
     found

@@ -3,9 +3,10 @@
 
 use super::ambient;
 use super::native::GUARD_PREFIX;
-use super::native::rule::{BaseHook, NativeAction, NativeTable};
+use super::native::rule::{BaseHook, NativeTable};
 use super::packet::{Packet, Sender};
 use super::rule::{Hook, Table, is_redirection_chain};
+use super::target::Target;
 use super::view::{RuleView, RulesetView, TableId};
 use serde::Serialize;
 use std::fmt;
@@ -301,7 +302,7 @@ impl Walk<'_> {
         if !self.packet.matches(native) {
             return RuleEffect::Continue;
         }
-        let (then, verdict) = self.packet.apply(&native.action);
+        let (then, verdict) = self.packet.apply(&native.target);
         let effect = match verdict {
             RuleEffect::Continue | RuleEffect::Jump(_) | RuleEffect::Goto(_) => HopEffect::None,
             RuleEffect::Return | RuleEffect::End(End::Continue) => HopEffect::Accepted,
@@ -318,35 +319,33 @@ impl Walk<'_> {
 }
 
 impl Packet {
-    /// Applies an action to the packet, and returns the action in words and its effect.
-    fn apply(&mut self, action: &NativeAction) -> (String, RuleEffect) {
-        match action {
-            NativeAction::Accept => ("accepts".to_owned(), RuleEffect::End(End::Continue)),
-            NativeAction::Return => ("returns".to_owned(), RuleEffect::Return),
-            NativeAction::Drop => ("drops".to_owned(), RuleEffect::End(End::Dropped)),
-            NativeAction::Reset | NativeAction::Reject => ("rejects".to_owned(), RuleEffect::End(End::Rejected)),
-            NativeAction::Jump(chain) => (format!("jumps to {chain}"), RuleEffect::Jump(chain.to_string())),
-            NativeAction::Goto(chain) => (format!("goes to {chain}"), RuleEffect::Goto(chain.to_string())),
-            NativeAction::Redirect(port) => {
-                (format!("redirects to port {port}"), RuleEffect::End(End::Redirected(*port)))
-            }
-            NativeAction::KeepDestination => ("keeps the destination".to_owned(), RuleEffect::End(End::Direct)),
-            NativeAction::Tproxy { port, mark } => {
+    /// Applies a target to the packet, and returns it in words and its effect.
+    fn apply(&mut self, target: &Target) -> (String, RuleEffect) {
+        match target {
+            Target::Accept => ("accepts".to_owned(), RuleEffect::End(End::Continue)),
+            Target::Return => ("returns".to_owned(), RuleEffect::Return),
+            Target::Drop => ("drops".to_owned(), RuleEffect::End(End::Dropped)),
+            Target::Reset | Target::Reject => ("rejects".to_owned(), RuleEffect::End(End::Rejected)),
+            Target::Jump(chain) => (format!("jumps to {chain}"), RuleEffect::Jump(chain.to_string())),
+            Target::Goto(chain) => (format!("goes to {chain}"), RuleEffect::Goto(chain.to_string())),
+            Target::Redirect(port) => (format!("redirects to port {port}"), RuleEffect::End(End::Redirected(*port))),
+            Target::KeepDestination => ("keeps the destination".to_owned(), RuleEffect::End(End::Direct)),
+            Target::Tproxy { port, mark } => {
                 self.mark = *mark;
                 (format!("delivers to port {port} unchanged"), RuleEffect::End(End::Tproxied(*port)))
             }
             // The zone can't change once it is set or, over lo, once the packet is tracked (xt_CT.c, nft_ct.c).
-            NativeAction::Zone(_) if self.zone.is_some() => ("keeps the zone".to_owned(), RuleEffect::Continue),
-            NativeAction::Zone(zone) => {
+            Target::Zone(_) if self.zone.is_some() => ("keeps the zone".to_owned(), RuleEffect::Continue),
+            Target::Zone(zone) => {
                 self.zone = Some(*zone);
                 (format!("sets zone {zone}"), RuleEffect::Continue)
             }
-            NativeAction::SetMark(mark) => {
+            Target::SetMark(mark) => {
                 self.mark = *mark;
                 (format!("sets mark {mark:#x}"), RuleEffect::Continue)
             }
-            NativeAction::SaveMark => ("saves the mark in the connection".to_owned(), RuleEffect::Continue),
-            NativeAction::RestoreMark => ("restores the connection's mark".to_owned(), RuleEffect::Continue),
+            Target::SaveMark => ("saves the mark in the connection".to_owned(), RuleEffect::Continue),
+            Target::RestoreMark => ("restores the connection's mark".to_owned(), RuleEffect::Continue),
         }
     }
 }

@@ -104,17 +104,11 @@ pub(super) enum Base {
 
 /// The verdict of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NftVerdict<'a> {
-    /// `NF_DROP`.
-    Drop,
-    /// `NF_ACCEPT`.
-    Accept,
-    /// `NFT_JUMP`.
-    Jump(&'a str),
-    /// `NFT_GOTO`.
-    Goto(&'a str),
-    /// `NFT_RETURN`.
-    Return,
+pub(super) struct NftVerdict<'a> {
+    /// `NF_…` or `NFT_…`.
+    pub code: u32,
+    /// The chain in which the evaluation continues.
+    pub chain: Option<&'a str>,
 }
 
 /// An xtables match or target (linux/netfilter/nf_tables_compat.h).
@@ -414,33 +408,14 @@ pub(super) fn encodes_as(expected: &[Expression<'_>], encode: impl FnOnce(&mut d
     is_same && left.next().is_none()
 }
 
-const NF_DROP: u32 = 0;
-const NF_ACCEPT: u32 = 1;
-const NFT_JUMP: u32 = -3_i32 as u32;
-const NFT_GOTO: u32 = -4_i32 as u32;
-const NFT_RETURN: u32 = -5_i32 as u32;
-
 impl<'a> NftVerdict<'a> {
     fn write<'l>(&self, data: &'l mut Attributes) -> &'l mut Attributes {
-        match self {
-            Self::Drop => data.be32(VERDICT_CODE, NF_DROP),
-            Self::Accept => data.be32(VERDICT_CODE, NF_ACCEPT),
-            Self::Return => data.be32(VERDICT_CODE, NFT_RETURN),
-            Self::Jump(chain) => data.be32(VERDICT_CODE, NFT_JUMP).text(VERDICT_CHAIN, chain),
-            Self::Goto(chain) => data.be32(VERDICT_CODE, NFT_GOTO).text(VERDICT_CHAIN, chain),
-        }
+        let data = data.be32(VERDICT_CODE, self.code);
+        self.chain.iter().fold(data, |data, chain| data.text(VERDICT_CHAIN, chain))
     }
 
     pub(super) fn read(data: &'a [u8]) -> Option<Self> {
-        let chain = || find_text(data, VERDICT_CHAIN);
-        match find_be32(data, VERDICT_CODE)? {
-            NF_DROP => Some(Self::Drop),
-            NF_ACCEPT => Some(Self::Accept),
-            NFT_RETURN => Some(Self::Return),
-            NFT_JUMP => chain().map(Self::Jump),
-            NFT_GOTO => chain().map(Self::Goto),
-            _ => None,
-        }
+        Some(Self { code: find_be32(data, VERDICT_CODE)?, chain: find_text(data, VERDICT_CHAIN) })
     }
 }
 

@@ -1,19 +1,20 @@
-//! The live tables of other tools with chains that can redirect traffic: where the chains are attached, and what their rules
-//! do.
+//! The live tables of other tools with chains that can divert traffic: where the chains are attached, and what their rules do.
 
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta};
 use super::outline::Outline;
 use super::rule::Hook;
+use super::target::NF_DROP;
 use crate::netlink::DumpLimit;
 use crate::netlink::attributes::{Attributes, find, find_be32, find_text};
 use std::collections::BTreeMap;
 
 /// How much is read of the tables of other tools, all together.
 const MAX_READ: DumpLimit = DumpLimit { objects: 5000, bytes: 4 << 20 };
-/// A priority below this one is before connection tracking, where a rule can set the zone (`NF_IP_PRI_CONNTRACK`).
-const CONNTRACK_PRIORITY: i32 = -200;
+/// A priority below this one is before connection tracking, where a rule can set the zone or end the tracking
+/// (`NF_IP_PRI_CONNTRACK`).
+pub(super) const CONNTRACK_PRIORITY: i32 = -200;
 
-/// Where a chain of another tool is attached, if it can redirect traffic or set connection tracking zones there.
+/// Where a chain of another tool is attached, if packets that a redirection captures pass it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttachedAt {
     /// The hook.
@@ -22,6 +23,8 @@ pub struct AttachedAt {
     pub is_nat: bool,
     /// The priority.
     pub priority: i32,
+    /// Whether it drops the packets that no rule accepts.
+    pub drops: bool,
 }
 
 impl AttachedAt {
@@ -29,11 +32,11 @@ impl AttachedAt {
     pub(super) fn read(body: &[u8]) -> Option<Self> {
         let attached = find(body, nfta::CHAIN_HOOK)?;
         let number = find_be32(attached, nfta::HOOK_NUMBER)?;
-        let hook = Hook::ALL.into_iter().find(|hook| hook.number() == number)?;
+        let hook = [Hook::Prerouting, Hook::Input, Hook::Output].into_iter().find(|hook| hook.number() == number)?;
         let priority = i32::from_be_bytes(find(attached, nfta::HOOK_PRIORITY)?.try_into().ok()?);
         let is_nat = find_text(body, nfta::CHAIN_TYPE) == Some("nat");
-        let at = Self { hook, is_nat, priority };
-        (is_nat || hook == Hook::Prerouting || priority < CONNTRACK_PRIORITY).then_some(at)
+        let drops = find_be32(body, nfta::CHAIN_POLICY) == Some(NF_DROP);
+        Some(Self { hook, is_nat, priority, drops })
     }
 }
 
@@ -60,7 +63,7 @@ pub(super) fn add_chain(table: &mut ForeignTable, name: &str, at: Option<Attache
     table.chains.entry(name.to_owned()).or_default().at = at;
 }
 
-/// Reads the rules of the tables with a chain that can redirect traffic.
+/// Reads the rules of the tables with a chain that can divert traffic.
 pub(super) fn read_rules(socket: &mut NfSocket, tables: &mut ForeignTables) -> Result<(), NfError> {
     tables.retain(|_, table| table.chains.values().any(|chain| chain.at.is_some()));
     socket.allow(MAX_READ);

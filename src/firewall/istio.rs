@@ -8,7 +8,8 @@
 //!   it in mangle.
 //! * `*` as an excluded port or range is a rule without that condition; the original fails.
 
-use super::rule::{CtState, Family, Hook, Is, Match, Rule, Ruleset, Table, Target, is, not};
+use super::rule::{CtState, Family, Hook, Is, Match, Rule, Ruleset, Table, is, not};
+use super::target::Target;
 use crate::policy::{DnsCapture, Groups, IdRange, InterceptionMode, PortRange, Ports, Ranges, Redirect};
 use ipnet::IpNet;
 use std::net::IpAddr;

@@ -7,10 +7,10 @@ use super::foreign::{self, AttachedAt, ForeignTables};
 use super::iptables;
 use super::native::Rejected;
 use super::native::live::{NativeLiveTables, Sets, add_native_chain, add_native_rule, detach, native_table_of};
-use super::native::rule::NativeAction;
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta, retry_changed};
 use super::outline::Outline;
-use super::rule::{Family, NFPROTO_INET, Rule, Table};
+use super::rule::{Family, Hook, NFPROTO_INET, Rule, Table, TableRules};
+use super::target::Target;
 use crate::cni;
 use crate::cni::Code;
 use crate::netlink::DumpLimit;
@@ -44,6 +44,13 @@ impl LiveRule {
             Ok(rule) => Cow::Owned(Outline::of_rule(rule)),
             Err(outline) => Cow::Borrowed(outline),
         }
+    }
+
+    /// Reports whether the rule is one of `own` in the built-in chain of `hook`, or enters a chain of `own`.
+    pub(super) fn is_of(&self, own: &TableRules, hook: Option<Hook>) -> bool {
+        let rules = hook.and_then(|hook| own.hooks.get(&hook));
+        self.jump_target().is_some_and(|chain| own.has_chain(chain))
+            || rules.is_some_and(|rules| self.rule.as_ref().is_ok_and(|rule| rules.contains(rule)))
     }
 
     /// Returns the chain that the rule jumps to.
@@ -226,8 +233,8 @@ impl LiveRuleset {
     #[must_use]
     pub fn native_tproxy_mark(&self) -> Option<u32> {
         let chains = self.native.values().flat_map(BTreeMap::values);
-        chains.flat_map(|chain| chain.rules.iter().flatten()).find_map(|rule| match rule.action {
-            NativeAction::Tproxy { mark, .. } => Some(mark),
+        chains.flat_map(|chain| chain.rules.iter().flatten()).find_map(|rule| match rule.target {
+            Target::Tproxy { mark, .. } => Some(mark),
             _ => None,
         })
     }

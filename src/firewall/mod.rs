@@ -1,7 +1,7 @@
 //! Firewall: a policy becomes rules as values, is compared with the live rules in the kernel, and the smallest
 //! difference is committed as one netlink transaction. It starts no process and needs no tool on the host.
 //!
-//! * `rule`: the rule model, shared by both rule formats
+//! * `rule`, with `target`: the rule model, shared by both rule formats
 //! * `from_policy`, with `istio` (the redirection): a policy as rules
 //! * `live`: reads the live rules
 //! * `outline`: what rules of any tool do, without their conditions
@@ -43,6 +43,7 @@ pub mod rule;
 mod rule_format;
 mod step;
 mod subsequence;
+pub mod target;
 mod view;
 
 pub use crate::cni::RuleFormat;
@@ -63,7 +64,7 @@ pub use native::Rejected;
 pub use outline::Outline;
 pub use packet::{Destination, InSet, Packet, Sender};
 pub use plan::CreatedTables;
-pub use redirections::{ForeignRedirection, NativeIstio, RedirectingChain};
+pub use redirections::{Diversion, DivertingChain, ForeignRedirection, NativeIstio};
 pub use removal::remove;
 pub use rule::{Ruleset, TableRules};
 pub use rule_format::Transaction;

@@ -148,8 +148,12 @@ impl<'a> TablePlan<'a, '_> {
             }
             edit.write(name, &mut deletions, &mut rules);
         }
-        let obsolete: Vec<&str> =
-            self.live.keys().map(String::as_str).filter(|name| self.is_ours(name) && !self.is_desired(name)).collect();
+        let obsolete: Vec<&str> = self
+            .live
+            .keys()
+            .map(String::as_str)
+            .filter(|name| self.is_ours(name) && !self.desired.has_chain(name))
+            .collect();
         let nonempty = obsolete.iter().filter(|name| !self.live[**name].rules.is_empty());
         deletions.extend(nonempty.map(|name| Step::Flush((*name).into())));
         // The kernel does not delete a chain to which a foreign rule jumps.
@@ -160,22 +164,13 @@ impl<'a> TablePlan<'a, '_> {
         deletions.into_iter().chain(creations).chain(rules).collect()
     }
 
-    fn is_desired(&self, chain: &str) -> bool {
-        self.desired.chains.iter().any(|(name, _)| name == chain)
-    }
-
     fn is_ours(&self, chain: &str) -> bool {
-        self.is_desired(chain) || self.previous.chains.iter().any(|(name, _)| name == chain)
-    }
-
-    fn rules_of(rules: &TableRules, hook: Hook) -> &[Rule] {
-        rules.hooks.get(&hook).map_or(&[], Vec::as_slice)
+        self.desired.has_chain(chain) || self.previous.has_chain(chain)
     }
 
     /// Reports whether a rule in a built-in chain is detour's: it jumps to one of detour's chains, or was desired.
     fn is_our_rule(&self, hook: Hook, live: &LiveRule) -> bool {
-        let is_in = |rules: &TableRules| live.rule.as_ref().is_ok_and(|r| Self::rules_of(rules, hook).contains(r));
-        live.jump_target().is_some_and(|chain| self.is_ours(chain)) || is_in(self.previous) || is_in(self.desired)
+        live.is_of(self.previous, Some(hook)) || live.is_of(self.desired, Some(hook))
     }
 
     /// Returns the targets of jumps in foreign chains.
@@ -219,7 +214,7 @@ impl<'a> TablePlan<'a, '_> {
     /// Edits a built-in chain, in which detour's rules keep their places among foreign ones.
     fn edit_hook(&self, hook: Hook, deletions: &mut Vec<Step<'a>>, rules: &mut Vec<Step<'a>>) {
         let live: Vec<&LiveRule> = self.live.get(hook.chain()).iter().flat_map(|chain| &chain.rules).collect();
-        let desired: Vec<&Rule> = Self::rules_of(self.desired, hook).iter().collect();
+        let desired: Vec<&Rule> = self.desired.hooks.get(&hook).into_iter().flatten().collect();
         Edit::between(&live, &desired, |rule| self.is_our_rule(hook, rule)).write(hook.chain(), deletions, rules);
     }
 }

@@ -1,10 +1,13 @@
-//! What other tools do with the pod's traffic, from live rules alone: a redirection is a rule, reachable from a hook, that
-//! sends traffic to a port. Names, empty chains and the lists of /proc are no evidence.
+//! What other tools do with the pod's traffic, from live rules alone. A redirection of the pod is a rule, reachable from the
+//! nat chains for outbound packets, that sends TCP to a port: to one of Istio's (its lists may be narrow), or all TCP to any
+//! port. A rule for some packets, such as those of a resolver, is none. Names, empty chains and the lists of /proc are no
+//! evidence.
 
-use super::foreign::{AttachedAt, ForeignTable};
+use super::foreign::{AttachedAt, CONNTRACK_PRIORITY, ForeignTable};
+use super::istio::DNS_PROXY_PORT;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::live::NativeLiveChain;
-use super::native::rule::{NativeAction, NativeTable};
+use super::native::rule::{EXCLUSIONS_NAT_PRIORITY, NativeTable};
 use super::outline::{Effect, Outline};
 use super::rule::{Family, Hook, NFPROTO_INET, Ruleset};
 use std::borrow::Cow;
@@ -14,6 +17,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// in the ambient mesh (`cni/pkg/nftables`).
 const ISTIO_SIDECAR: &str = "istio-proxy-";
 const ISTIO_AMBIENT: &str = "istio-ambient-";
+/// The ports of the sidecar and of ztunnel for outbound and for inbound connections.
+pub(super) const OUTBOUND_PORT: u16 = 15001;
+pub(super) const INBOUND_PORT: u16 = 15006;
 
 /// Another tool's redirection of the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,20 +45,88 @@ struct Reached<'a> {
     table: &'a str,
     chain: &'a str,
     at: AttachedAt,
-    effects: BTreeSet<Effect>,
+    effects: Effects,
 }
 
 impl Reached<'_> {
+    fn has(&self, wanted: impl Fn(Effect) -> bool) -> bool {
+        self.effects.iter().any(|(effect, _)| wanted(*effect))
+    }
+
     fn translates(&self) -> bool {
-        self.effects.contains(&Effect::ToPort) || self.effects.contains(&Effect::ToAddress)
+        self.has(Effect::translates)
+    }
+
+    /// Reports whether outbound TCP is redirected.
+    fn captures(&self) -> bool {
+        let is_redirection = |(effect, is_narrow): &(Effect, bool)| match effect {
+            Effect::ToPort(port) => !is_narrow || [OUTBOUND_PORT, INBOUND_PORT].contains(port),
+            _ => false,
+        };
+        self.is_outbound_nat() && self.effects.iter().any(is_redirection)
+    }
+
+    /// Reports whether outbound TCP in general is redirected to ztunnel.
+    fn captures_for_ztunnel(&self) -> bool {
+        self.is_outbound_nat() && self.effects.contains(&(Effect::ToPort(OUTBOUND_PORT), false))
+    }
+
+    fn is_outbound_nat(&self) -> bool {
+        self.at.is_nat && self.at.hook == Hook::Output
+    }
+
+    /// Reports whether the chain is one of Istio's own tools: by its table, its priority, and the ports to which it
+    /// redirects.
+    fn is_istios(&self, prefix: &str) -> bool {
+        let elsewhere = |effect: Effect| match effect {
+            Effect::ToPort(port) => ![OUTBOUND_PORT, INBOUND_PORT, DNS_PROXY_PORT].contains(&port),
+            effect => matches!(effect, Effect::ToAddress | Effect::NoTrack),
+        };
+        let is_named = self.family == NFPROTO_INET && self.table.starts_with(prefix);
+        is_named && !self.has(elsewhere) && !(self.at.is_nat && self.at.priority <= EXCLUSIONS_NAT_PRIORITY)
+    }
+
+    /// Returns how the chain can divert packets from detour's rules.
+    fn diversions(&self) -> Vec<Diversion> {
+        let is_tproxy = !self.at.is_nat && self.at.hook == Hook::Prerouting && self.translates();
+        let redirects = is_tproxy || (self.at.is_nat && self.translates());
+        let untracks = self.at.priority < CONNTRACK_PRIORITY && self.has(|effect| effect == Effect::NoTrack);
+        let drops = self.at.drops || self.has(|effect| effect == Effect::Drop);
+        let all = [(Diversion::Redirects, redirects), (Diversion::Untracks, untracks), (Diversion::Drops, drops)];
+        all.into_iter().filter_map(|(diversion, applies)| applies.then_some(diversion)).collect()
     }
 }
 
-/// A chain of another tool that can redirect connections, and that detour's rules do not contain.
+/// How a chain of another tool can divert packets from detour's rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Diversion {
+    /// It sends them to another port or address.
+    Redirects,
+    /// It ends their connection tracking, so that no nat chain sees them.
+    Untracks,
+    /// It drops or rejects them.
+    Drops,
+}
+
+impl Diversion {
+    /// Returns what the chain can do with connections, as a verb.
+    #[must_use]
+    pub const fn verb(self) -> &'static str {
+        match self {
+            Self::Redirects => "redirect",
+            Self::Untracks => "end the tracking of",
+            Self::Drops => "drop",
+        }
+    }
+}
+
+/// A chain of another tool that can divert packets, and that detour's rules do not contain.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RedirectingChain {
+pub struct DivertingChain {
     /// Where it is attached.
     pub at: AttachedAt,
+    /// What it can do.
+    pub diversion: Diversion,
     /// Its name with that of its table and its priority.
     pub text: String,
 }
@@ -62,54 +136,55 @@ impl LiveRuleset {
     #[must_use]
     pub fn foreign_redirection(&self, known: &Ruleset) -> Option<ForeignRedirection> {
         let reached = self.reached(known);
-        let has = |effect: Effect| reached.iter().any(|one| one.effects.contains(&effect));
-        has(Effect::ToPort).then(|| ForeignRedirection { captures_dns: has(Effect::Zone) })
+        let captures_dns = reached.iter().any(|one| one.has(|effect| effect == Effect::Zone));
+        reached.iter().any(Reached::captures).then_some(ForeignRedirection { captures_dns })
     }
 
     /// Returns the native redirection of Istio's own tools. The names of the tables only tell which tool made it.
     #[must_use]
     pub fn native_istio(&self) -> Option<NativeIstio> {
         let reached = self.reached(&Ruleset::default());
-        let of = |prefix: &'static str| {
-            let of_istio = |one: &&Reached<'_>| one.family == NFPROTO_INET && one.table.starts_with(prefix);
-            let has = |effect: Effect, hook: Option<Hook>| {
-                let mut all = reached.iter().filter(of_istio);
-                all.any(|one| one.effects.contains(&effect) && hook.is_none_or(|hook| one.at.hook == hook))
-            };
-            has(Effect::ToPort, None).then(|| NativeIstio {
-                ambient: prefix == ISTIO_AMBIENT,
-                captures_dns: has(Effect::Zone, None),
-                captures_inbound: has(Effect::ToPort, Some(Hook::Prerouting)),
+        let of = |ambient: bool| {
+            let prefix = if ambient { ISTIO_AMBIENT } else { ISTIO_SIDECAR };
+            let istios: Vec<_> = reached.iter().filter(|one| one.is_istios(prefix)).collect();
+            let captures = |one: &&Reached<'_>| if ambient { one.captures_for_ztunnel() } else { one.captures() };
+            istios.iter().any(captures).then(|| NativeIstio {
+                ambient,
+                captures_dns: istios.iter().any(|one| one.has(|effect| effect == Effect::Zone)),
+                captures_inbound: istios.iter().any(|one| one.at.hook == Hook::Prerouting && one.translates()),
             })
         };
-        of(ISTIO_AMBIENT).or_else(|| of(ISTIO_SIDECAR))
+        of(true).or_else(|| of(false))
     }
 
-    /// Returns the redirection to a port from a hook in the tables of iptables.
-    pub(super) fn redirects_in_iptables(&self, hook: Hook) -> bool {
-        let is_iptables = |one: &Reached<'_>| !self.others.contains_key(&(one.family, one.table.to_owned()));
+    /// Reports whether the tables of iptables redirect outbound TCP to ztunnel's port.
+    pub(super) fn captures_for_ztunnel_in_iptables(&self) -> bool {
         let reached = self.reached(&Ruleset::default());
-        reached.iter().any(|one| one.at.hook == hook && is_iptables(one) && one.effects.contains(&Effect::ToPort))
+        reached.iter().any(|one| self.is_of_iptables(one) && one.captures_for_ztunnel())
     }
 
-    /// Returns the chains of other tools that can redirect connections, except iptables' built-in ones, whose rules are
-    /// read like detour's, and those of Istio's own tools.
+    fn is_of_iptables(&self, one: &Reached<'_>) -> bool {
+        !self.others.contains_key(&(one.family, one.table.to_owned()))
+    }
+
+    /// Returns the chains of other tools that can divert connections, except those of Istio's own tools and iptables'
+    /// built-in ones, whose rules are read like detour's.
     #[must_use]
-    pub fn redirecting_chains(&self) -> Vec<RedirectingChain> {
+    pub fn diverting_chains(&self) -> Vec<DivertingChain> {
         let is_listed = |one: &Reached<'_>| {
-            let is_istios = [ISTIO_SIDECAR, ISTIO_AMBIENT].iter().any(|prefix| one.table.starts_with(prefix));
-            let is_built_in =
-                Hook::of_chain(one.chain).is_some() && !self.others.contains_key(&(one.family, one.table.to_owned()));
-            one.at.is_nat && one.translates() && !is_istios && !is_built_in
+            let is_istios = [ISTIO_SIDECAR, ISTIO_AMBIENT].iter().any(|prefix| one.is_istios(prefix));
+            let is_built_in = Hook::of_chain(one.chain).is_some() && self.is_of_iptables(one);
+            !is_istios && !is_built_in
         };
-        let listed = self.reached(&Ruleset::default()).into_iter().filter(is_listed);
-        let chain = |one: Reached<'_>| {
+        let mut listed = Vec::new();
+        for one in self.reached(&Ruleset::default()).into_iter().filter(is_listed) {
             let family = Family::ALL.into_iter().find(|own| own.number() == one.family).map_or("inet", Family::name);
             let priority = one.at.priority;
             let text = format!("chain {} of table {family} {} with priority {priority}", one.chain, one.table);
-            RedirectingChain { at: one.at, text }
-        };
-        listed.map(chain).collect()
+            let diverting = |diversion| DivertingChain { at: one.at, diversion, text: text.clone() };
+            listed.extend(one.diversions().into_iter().map(diverting));
+        }
+        listed
     }
 
     /// Returns the tables of other tools that have more rules than are read.
@@ -122,17 +197,12 @@ impl LiveRuleset {
     #[must_use]
     pub fn redirects_natively(&self) -> bool {
         self.native.iter().filter(|(table, _)| matches!(table, NativeTable::Of(_))).any(|(_, chains)| {
-            let outline = |action: &NativeAction| match action {
-                NativeAction::Redirect(_) | NativeAction::Tproxy { .. } => Outline::of(Effect::ToPort),
-                NativeAction::Jump(chain) | NativeAction::Goto(chain) => Outline::jump(chain),
-                _ => Outline::default(),
-            };
             let outlines = |chain: &NativeLiveChain| {
-                chain.rules.iter().flatten().map(|rule| Cow::Owned(outline(&rule.action))).collect()
+                chain.rules.iter().flatten().map(|rule| Cow::Owned(Outline::of(&rule.target))).collect()
             };
             let graph: Graph<'_> = chains.iter().map(|(name, chain)| (name.as_str(), outlines(chain))).collect();
             let mut bases = chains.iter().filter(|(_, chain)| matches!(chain.hook, Ok(Some(_))));
-            bases.any(|(name, _)| effects(&graph, name).contains(&Effect::ToPort))
+            bases.any(|(name, _)| effects(&graph, name).iter().any(|(effect, _)| effect.translates()))
         })
     }
 
@@ -142,48 +212,53 @@ impl LiveRuleset {
         let mut all = Vec::new();
         for ((family, table), chains) in &self.tables {
             let others = chains.iter().filter(|(name, _)| !known.has_chain(*family, *table, name));
-            let others: Vec<_> = others.collect();
-            let graph: Graph<'_> = others
-                .iter()
-                .map(|(name, chain)| (name.as_str(), chain.rules.iter().map(LiveRule::outline).collect()))
-                .collect();
-            let bases = others.iter().filter_map(|(name, chain)| Some((name.as_str(), chain.at?)));
-            all.extend(bases.map(|(chain, at)| {
-                let effects = effects(&graph, chain);
-                Reached { family: family.number(), table: table.name(), chain, at, effects }
-            }));
+            let rules = others
+                .map(|(name, chain)| (name.as_str(), (chain.at, chain.rules.iter().map(LiveRule::outline).collect())));
+            all.extend(reached(family.number(), table.name(), rules.collect()));
         }
         for ((family, table), ForeignTable { chains, .. }) in &self.others {
-            let graph: Graph<'_> = chains
+            let rules = chains
                 .iter()
-                .map(|(name, chain)| (name.as_str(), chain.rules.iter().map(Cow::Borrowed).collect()))
-                .collect();
-            let bases = chains.iter().filter_map(|(name, chain)| Some((name.as_str(), chain.at?)));
-            all.extend(bases.map(|(chain, at)| {
-                let effects = effects(&graph, chain);
-                Reached { family: *family, table, chain, at, effects }
-            }));
+                .map(|(name, chain)| (name.as_str(), (chain.at, chain.rules.iter().map(Cow::Borrowed).collect())));
+            all.extend(reached(*family, table, rules.collect()));
         }
         all
     }
 }
 
+/// Returns what packets can reach in a table from its base chains, given where each chain is attached and its rules.
+fn reached<'a>(
+    family: u8,
+    table: &'a str,
+    chains: BTreeMap<&'a str, (Option<AttachedAt>, Vec<Cow<'a, Outline>>)>,
+) -> Vec<Reached<'a>> {
+    let bases: Vec<_> = chains.iter().filter_map(|(name, (at, _))| Some((*name, (*at)?))).collect();
+    let graph: Graph<'a> = chains.into_iter().map(|(name, (_, rules))| (name, rules)).collect();
+    let of = |(chain, at)| Reached { family, table, chain, at, effects: effects(&graph, chain) };
+    bases.into_iter().map(of).collect()
+}
+
 /// The rules of a table by chain.
 type Graph<'a> = BTreeMap<&'a str, Vec<Cow<'a, Outline>>>;
 
-/// Returns the effects of the rules that packets can reach from a chain, whatever the rules' conditions are.
-fn effects<'g>(graph: &'g Graph<'_>, start: &'g str) -> BTreeSet<Effect> {
-    let (mut found, mut seen, mut left) = (BTreeSet::new(), BTreeSet::from([start]), vec![start]);
-    while let Some(chain) = left.pop() {
+/// What rules do with packets, and whether only with those that a condition selects.
+type Effects = BTreeSet<(Effect, bool)>;
+
+/// Returns the effects of the rules that packets can reach from a chain. Of the rules' conditions, only whether they
+/// select packets counts.
+fn effects<'g>(graph: &'g Graph<'_>, start: &'g str) -> Effects {
+    let (mut found, mut seen, mut left) = (BTreeSet::new(), BTreeSet::from([(start, false)]), vec![(start, false)]);
+    while let Some((chain, is_narrow)) = left.pop() {
         for rule in graph.get(chain).into_iter().flatten() {
-            found.insert(rule.effect);
-            let targets: Vec<&'g str> = match &rule.chain {
+            let is_narrow = is_narrow || rule.is_narrow;
+            found.insert((rule.effect, is_narrow));
+            let targets: Vec<(&'g str, bool)> = match &rule.chain {
                 // The chains of a verdict map are not read.
-                _ if rule.uses_map => graph.keys().copied().collect(),
-                Some(chain) => vec![chain],
+                _ if rule.uses_map => graph.keys().map(|name| (*name, is_narrow)).collect(),
+                Some(chain) => vec![(chain, is_narrow)],
                 None => continue,
             };
-            left.extend(targets.into_iter().filter(|name| seen.insert(name)));
+            left.extend(targets.into_iter().filter(|target| seen.insert(*target)));
         }
     }
     found

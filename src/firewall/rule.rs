@@ -2,6 +2,7 @@
 //! the kernel and decode the kernel's rules back into it. Exclusions are native rules in both rule formats. In
 //! `firewall`, a chain is a netfilter chain.
 
+use super::target::Target;
 use crate::policy::{AmbientGuard, ContainerScope, DnsCapture, Exclusion, IdRange, PortRange, Protocol, Redirect};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -12,8 +13,6 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 const REDIRECTION_PREFIX: &str = "ISTIO_";
 /// `NFPROTO_INET` (linux/netfilter.h), the family of native tables.
 pub(super) const NFPROTO_INET: u8 = 1;
-/// `NF_ACCEPT` (linux/netfilter.h).
-pub(super) const NF_ACCEPT: u32 = 1;
 
 /// The number of slots in `-m multiport` (linux/netfilter/xt_multiport.h, `XT_MULTI_PORTS`); a range takes two.
 pub(super) const MULTIPORT_SLOTS: usize = 15;
@@ -214,36 +213,6 @@ pub enum Match {
     Connmark(u32),
 }
 
-/// The action on a packet that meets all conditions.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Target {
-    /// `ACCEPT`: ends the evaluation of this table in this hook.
-    Accept,
-    /// `RETURN`: continues in the calling chain.
-    Return,
-    /// `DROP`.
-    Drop,
-    /// `-j CHAIN`: evaluates a chain, which may return.
-    Jump(Name),
-    /// `REDIRECT --to-ports`.
-    Redirect(u16),
-    /// `CT --zone`.
-    Zone(u16),
-    /// `TPROXY --on-port … --tproxy-mark …/0xffffffff`.
-    Tproxy {
-        /// The proxy's port.
-        port: u16,
-        /// The mark that routes the packet to lo.
-        mark: u32,
-    },
-    /// `MARK --set-mark`.
-    SetMark(u32),
-    /// `CONNMARK --save-mark`.
-    SaveMark,
-    /// `CONNMARK --restore-mark`.
-    RestoreMark,
-}
-
 /// A rule: conditions and a target.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Rule {
@@ -287,10 +256,7 @@ impl Rule {
     /// Returns the chain that the rule jumps to, if its target is a chain.
     #[must_use]
     pub fn jump_target(&self) -> Option<&str> {
-        match &self.target {
-            Target::Jump(chain) => Some(chain),
-            _ => None,
-        }
+        self.target.jump()
     }
 
     /// Removes conditions on addresses that match every address (`/0`), as iptables does.
@@ -383,6 +349,12 @@ impl TableRules {
         self.chains.is_empty() && self.hooks.is_empty()
     }
 
+    /// Reports whether one of detour's chains has this name.
+    #[must_use]
+    pub fn has_chain(&self, chain: &str) -> bool {
+        self.chains.iter().any(|(name, _)| name == chain)
+    }
+
     /// Appends a rule to one of detour's chains.
     pub fn append(&mut self, chain: impl Into<Name>, rule: Rule) {
         self.rules_of(chain).push(rule);
@@ -459,7 +431,7 @@ impl Ruleset {
         for (key, theirs) in &other.tables {
             let ours = self.tables.entry(*key).or_default();
             for (chain, rules) in &theirs.chains {
-                if !ours.chains.iter().any(|(name, _)| name == chain) {
+                if !ours.has_chain(chain) {
                     ours.chains.push((chain.clone(), rules.clone()));
                 }
             }
@@ -480,7 +452,7 @@ impl Ruleset {
     /// Reports whether the table has a chain of this name.
     #[must_use]
     pub fn has_chain(&self, family: Family, table: Table, chain: &str) -> bool {
-        self.tables.get(&(family, table)).is_some_and(|t| t.chains.iter().any(|(name, _)| name == chain))
+        self.tables.get(&(family, table)).is_some_and(|rules| rules.has_chain(chain))
     }
 
     /// Reports whether there are no rules.

@@ -1,16 +1,21 @@
-//! The rules of a pod in one form for both rule formats: native conditions and actions, with the text that the format's
+//! The rules of a pod in one form for both rule formats: native conditions and targets, with the text that the format's
 //! tool prints. The rules are live ones, with those of other tools in the tables of iptables, or desired ones.
 
 use super::ambient::{self, AmbientRedirection};
 use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::conditions;
-use super::native::rule::{BaseHook, Condition, EXCLUSIONS_NAT_PRIORITY, NativeAction, NativeRule, NativeTable};
-use super::redirections::RedirectingChain;
+use super::native::rule::{BaseHook, Condition, EXCLUSIONS_NAT_PRIORITY, NativeRule, NativeTable};
+use super::redirections::{Diversion, DivertingChain};
 use super::rule::{Family, Hook, Rule, Ruleset, Table};
+use super::target::Target;
 use crate::cni::RuleFormat;
 use crate::policy::{Interception, Policy};
 use std::collections::BTreeMap;
+
+/// The caveats for a native redirection of Istio's own tools.
+const NATIVE_AMBIENT: &str = "tables inet istio-ambient-* also redirect the pod, but their rules are not evaluated";
+const NATIVE_SIDECAR: &str = "tables inet istio-proxy-* also redirect the pod, but their rules are not evaluated";
 
 /// A table of iptables, or a native one of both families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,7 +50,7 @@ impl TableId {
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleView {
-    /// The rule with native conditions and action; `None` for a rule that detour would not write.
+    /// The rule with native conditions and target; `None` for a rule that detour would not write.
     pub rule: Option<NativeRule>,
     /// The packets and bytes that matched it; zero for a desired rule.
     pub counter: Counter,
@@ -58,7 +63,7 @@ impl RuleView {
         let native = |rule| NativeRule {
             family: Some(family),
             conditions: conditions(rule, family),
-            ..NativeRule::new(NativeAction::from(&rule.target))
+            ..NativeRule::new(rule.target.clone())
         };
         Self { rule: rule.map(native), counter, text }
     }
@@ -68,10 +73,10 @@ impl RuleView {
         Self { rule: rule.cloned(), counter, text }
     }
 
-    /// Returns the action; `None` for a rule that detour would not write.
+    /// Returns the target; `None` for a rule that detour would not write.
     #[must_use]
-    pub fn action(&self) -> Option<&NativeAction> {
-        self.rule.as_ref().map(|rule| &rule.action)
+    pub fn target(&self) -> Option<&Target> {
+        self.rule.as_ref().map(|rule| &rule.target)
     }
 
     /// Returns the conditions; none for a rule that detour would not write.
@@ -83,10 +88,7 @@ impl RuleView {
     /// Returns the chain that the rule jumps to; `None` for a rule that detour would not write.
     #[must_use]
     pub fn jump_target(&self) -> Option<&str> {
-        match self.action() {
-            Some(NativeAction::Jump(chain)) => Some(chain),
-            _ => None,
-        }
+        self.target()?.jump()
     }
 }
 
@@ -136,7 +138,7 @@ impl RulesetView {
         self.to_ztunnel = Some(redirection);
         let is_istios = |name: &str| [ambient::PREROUTING, "ISTIO_OUTPUT"].contains(&name);
         self.retain_chains(|table, name| !(matches!(table, TableId::Iptables(..)) && is_istios(name)));
-        self.unread_redirections.retain(|caveat| !caveat.contains("istio-ambient-"));
+        self.unread_redirections.retain(|caveat| caveat != NATIVE_AMBIENT);
         let place = redirection.place();
         self.caveats.push(format!("the rules of istio-cni ({place}) are recognized, but not evaluated one by one"));
         self
@@ -180,17 +182,17 @@ impl RulesetView {
             }
         }
         if let Some(istio) = live.native_istio() {
-            let tables = if istio.ambient { "istio-ambient-*" } else { "istio-proxy-*" };
-            let caveat = format!("tables inet {tables} also redirect the pod, but their rules are not evaluated");
-            view.unread_redirections.push(caveat);
+            let caveat = if istio.ambient { NATIVE_AMBIENT } else { NATIVE_SIDECAR };
+            view.unread_redirections.push(caveat.to_owned());
         }
         let has_exclusions = live.native.contains_key(&NativeTable::Exclusions);
-        for RedirectingChain { at, text, .. } in live.redirecting_chains() {
+        for DivertingChain { at, diversion, text } in live.diverting_chains() {
             let which = if at.hook == Hook::Output { "outbound" } else { "inbound" };
-            let caveat = format!("{text} can redirect {which} connections; it is not evaluated");
+            let caveat = format!("{text} can {} {which} connections; it is not evaluated", diversion.verb());
             // The exclusions fix the destination of outbound connections.
             let is_first = has_exclusions && at.hook == Hook::Output && at.priority <= EXCLUSIONS_NAT_PRIORITY;
-            let list = if is_first { &mut view.caveats } else { &mut view.unread_redirections };
+            let may_decide = diversion == Diversion::Redirects && !is_first;
+            let list = if may_decide { &mut view.unread_redirections } else { &mut view.caveats };
             list.push(caveat);
         }
         let unread = live.unread_tables().into_iter();

@@ -2,8 +2,8 @@
 //! state.
 
 use super::{check_error, check_printed, sections};
-use crate::agent::nri::session::{Failure, Session};
-use crate::agent::nri::{NriContainer, NriHandler, NriPod};
+use crate::agent::nri::NriReport;
+use crate::agent::nri::session::Session;
 use crate::cni::{CniCommand, version};
 use crate::delegate::answer::{convert, parse};
 use crate::delegate::process::ChildExit;
@@ -13,60 +13,53 @@ use crate::plugin::record::{AttachmentRecord, SandboxRecords};
 use crate::printable;
 use crate::state::{Attachment, format};
 use serde_json::{Map, Value};
+use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::pin::Pin;
 use std::process::ExitStatus;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::runtime::Builder;
+use tokio::sync::mpsc::channel;
+use tokio::{pin, select};
 
-/// Records what is reported.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Reported(Vec<(&'static str, Vec<NriPod>, Vec<NriContainer>)>);
+/// Bytes that arrive in pieces of at most this size.
+struct Pieces<'a>(&'a [u8], usize);
 
-impl Reported {
-    fn add(&mut self, what: &'static str, pod: &NriPod, container: &NriContainer) {
-        self.0.push((what, vec![pod.clone()], vec![container.clone()]));
-    }
-}
-
-impl NriHandler for Reported {
-    fn synchronize(&mut self, pods: Vec<NriPod>, containers: Vec<NriContainer>) {
-        self.0.push(("synchronize", pods, containers));
-    }
-
-    fn start(&mut self, pod: &NriPod, container: &NriContainer) {
-        self.add("start", pod, container);
-    }
-
-    fn started(&mut self, pod: &NriPod, container: &NriContainer) {
-        self.add("started", pod, container);
-    }
-
-    fn stopped(&mut self, pod: &NriPod, container: &NriContainer) {
-        self.add("stopped", pod, container);
-    }
-
-    fn removed(&mut self, pod: &NriPod, container: &NriContainer) {
-        self.add("removed", pod, container);
+impl AsyncRead for Pieces<'_> {
+    fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let (piece, rest) = self.0.split_at(self.1.min(self.0.len()).min(buffer.remaining()));
+        buffer.put_slice(piece);
+        self.0 = rest;
+        Poll::Ready(Ok(()))
     }
 }
 
 /// The bytes of a connection: what they mean does not depend on how they are split into reads.
 pub(super) fn session(input: &[u8]) {
-    let text = |failure: Failure| match failure {
-        Failure::Cause(cause) => cause,
-        other => format!("{other:?}"),
-    };
+    let runtime = Builder::new_current_thread().enable_time().build().expect("an event loop");
     let receive = |size: usize| {
-        let (mut session, mut reported, mut sent) = (Session::default(), Reported::default(), Vec::new());
-        let mut send = |bytes: &[u8]| -> Result<(), Failure> {
-            sent.extend_from_slice(bytes);
-            Ok(())
-        };
-        let mut parts = input.chunks(size);
-        let failure = parts.find_map(|part| session.receive(part, &mut reported, &mut send).err());
-        let failure = failure.map(text);
-        assert!(failure.as_ref().is_none_or(|text| text.len() < 4096), "{failure:?}");
-        check_printed(&printable::line(&session.closed()));
-        (reported, sent, failure)
+        let ((sender, mut received), mut sent, mut reports) = (channel(64), Vec::new(), Vec::new());
+        let cause = runtime.block_on(async {
+            let mut session = Session::new(&sender);
+            let serve = session.serve(Pieces(input, size), &mut sent);
+            pin!(serve);
+            loop {
+                select! {
+                    biased;
+                    Some(report) = received.recv() => reports.push(match report {
+                        // The sender is dropped, which answers the call.
+                        NriReport::Start(pod, container, _) => format!("start {pod:?} {container:?}"),
+                        other => format!("{other:?}"),
+                    }),
+                    cause = &mut serve => break cause,
+                }
+            }
+        });
+        assert!(cause.len() < 4096, "{cause:?}");
+        check_printed(&printable::line(&cause));
+        (reports, sent, cause)
     };
     let whole = receive(input.len().max(1));
     assert_eq!(receive(7), whole);
@@ -133,6 +126,6 @@ fn check_rules(record: AttachmentRecord) {
     records.insert(&own, record);
     records.policy().unwrap_or_else(|error| panic!("one policy does not contradict itself: {error}"));
     let known = records.known_rules();
-    assert!(!is_native || records.rule_format() != Some(RuleFormat::Nftables) || known.is_empty());
-    let _ = (records.fixtures(), records.created_tables(), records.ip6());
+    assert!(!is_native || records.rule_format(None) != Some(RuleFormat::Nftables) || known.is_empty());
+    let _ = records.ip6();
 }

@@ -12,40 +12,36 @@ use std::path::Path;
 /// A node where Multus runs the plugin: only the pod's attachments count.
 const MULTUS: &str = r#"{"cniVersion": "1.1.0", "name": "cluster", "type": "detour", "clusterNetwork": "cluster"}"#;
 
-/// An installed configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InstalledText {
-    /// Its file or object, for messages.
-    pub place: String,
-    /// Its text: of a configuration list, only the entry of the installation.
-    pub text: String,
-    /// Whether its place makes it apply to every pod: a configuration list, or Multus's auxiliary chain.
-    pub for_every_pod: bool,
+impl AppliedConf {
+    /// Returns a configuration that is installed on a node; of a configuration list, `text` has only the entry of the
+    /// installation. A list, and a file in Multus's auxiliary chain, applies `for_every_pod`. `node` is the node
+    /// configuration.
+    ///
+    /// # Errors
+    /// The configuration is invalid.
+    pub fn installed(place: &str, text: &str, for_every_pod: bool, node: Option<&NodeConf>) -> Result<Self, Error> {
+        let place = Path::new(place);
+        let applied = Self::parse(place, text.as_bytes())?;
+        let as_attachment = applied.as_attachment && !for_every_pod;
+        Ok(Self { as_attachment, conf: effective(node, place, text)?, ..applied })
+    }
 }
 
 impl Subject {
     /// Returns a pod with the configurations that are installed on its node. `source` has the definitions of its
-    /// networks, and `node` is the node configuration.
+    /// networks.
     ///
     /// # Errors
-    /// A configuration is invalid.
+    /// A built-in configuration is invalid, which is a bug.
     pub fn installed(
-        texts: &[InstalledText],
-        node: Option<&NodeConf>,
+        all: &[AppliedConf],
         origin: ConfigurationOrigin,
         facts: Facts,
         source: &dyn Definitions,
     ) -> Result<Self, Error> {
-        let parse = |one: &InstalledText| {
-            let place = Path::new(&one.place);
-            let applied = AppliedConf::parse(place, one.text.as_bytes())?;
-            let as_attachment = applied.as_attachment && !one.for_every_pod;
-            Ok::<_, Error>(AppliedConf { as_attachment, conf: effective(node, place, &one.text)?, ..applied })
-        };
-        let all = texts.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-        match &all[..] {
+        match all {
             [one] => Self::of(AppliedConf { origin, ..one.clone() }, facts, Some(source)),
-            _ => Self::combined(&all, origin, facts, Some(source)),
+            _ => Self::combined(all, origin, facts, Some(source)),
         }
     }
 
@@ -180,14 +176,12 @@ mod tests {
         }
         let objects = objects(Path::new("m"), &manifest, "default").expect("objects");
         let facts = Facts { pod: objects.pods[0].pod.clone(), namespace: None };
-        let texts: Vec<InstalledText> = texts
-            .iter()
-            .map(|(place, text)| InstalledText { place: (*place).to_owned(), text: text.clone(), for_every_pod: false })
-            .collect();
-        let places = texts.iter().map(|one| one.place.clone()).collect();
+        let places = texts.iter().map(|(place, _)| (*place).to_owned()).collect();
         let origin =
             ConfigurationOrigin { source: ConfigurationSource::Node, places, ..ConfigurationOrigin::default() };
-        let subject = Subject::installed(&texts, None, origin, facts, &objects).map_err(|error| error.msg)?;
+        let applied = texts.iter().map(|(place, text)| AppliedConf::installed(place, text, false, None));
+        let applied = applied.collect::<Result<Vec<_>, _>>().map_err(|error| error.msg)?;
+        let subject = Subject::installed(&applied, origin, facts, &objects).map_err(|error| error.msg)?;
         explain(&subject).map(|explained| explained.explanation).map_err(|error| error.msg)
     }
 

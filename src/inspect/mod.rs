@@ -1,10 +1,12 @@
 //! Read-only reports for people and programs: as values, and rendered as tables, JSON, YAML or SVG.
 
 pub mod audit;
+mod child;
 pub mod doctor;
 mod elements;
 mod explain;
 mod installed;
+mod needless_exclusions;
 mod nodes;
 mod rule_format;
 mod rules;
@@ -16,18 +18,19 @@ mod trace;
 mod validate;
 
 pub use crate::cni::configuration;
+pub use child::{ProgramOutput, run_program};
 pub use elements::{ContainerSender, ContainerSets, ElementLine};
 pub use explain::{
-    ExcludedContainer, ExcludedTraffic, Explained, ExplainedGuard, Explanation, Explanations, InitContainer,
-    NetworkReport, Proxy, Setting, Warning, explain, explained, picture,
+    ExcludedContainer, ExcludedPart, ExcludedTraffic, Explained, ExplainedGuard, Explanation, Explanations,
+    InitContainer, NetworkReport, Proxy, Setting, Warning, explain, explained, picture,
 };
-pub use installed::InstalledText;
+pub use needless_exclusions::NeedlessExclusion;
 pub use nodes::{
-    AgentDaemonSet, AgentPod, FailedCheck, NeedlessExclusion, NodeCheck, NodeLabels, NodeResult, NodesAudit,
-    NodesCheck, PodOfNode, PolicyCounts, node_hint, pods_with_running_sidecar,
+    AgentDaemonSet, AgentOutput, AgentPod, NodeCheck, NodeLabels, NodeResult, NodesAudit, NodesCheck, PodOfNode,
+    PolicyCounts, node_hint, pods_with_running_sidecar,
 };
 pub use rule_format::{PlannedFormat, planned_format};
-pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, RulesReport, RulesView};
+pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, RulesReport};
 pub use selected::{NetworkLead, SelectedNetwork};
 pub use subject::{
     AppliedConf, ConfigurationOrigin, ConfigurationSource, ManifestTexts, PodManifest, PodSelector, Subject,

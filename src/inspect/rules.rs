@@ -41,25 +41,18 @@ impl LiveRules {
     /// Reads the network namespace at `path`.
     ///
     /// # Errors
-    /// The path is not a network namespace, or those of [`Self::of`].
+    /// The path is not a network namespace, or its rules or its saved state can't be read.
     pub fn read(path: &Path, store: &Store) -> Result<Self, Error> {
         let missing =
             || Error::new(Code::InvalidNetns, format!("{}: expected a network namespace, found none", path.display()));
-        Self::of(&NetNs::open(path)?.ok_or_else(missing)?, store)
-    }
-
-    /// Reads a network namespace.
-    ///
-    /// # Errors
-    /// The namespace can't be entered, or its rules or its saved state can't be read.
-    pub fn of(netns: &NetNs, store: &Store) -> Result<Self, Error> {
-        Self::within(netns, NetnsState::find(store, netns)?)
+        let netns = NetNs::open(path)?.ok_or_else(missing)?;
+        Self::within(&netns, NetnsState::find(store, &netns)?)
     }
 
     /// Reads the network namespace of a pod, with the saved state of its container if that is known.
     ///
     /// # Errors
-    /// The namespace is gone, or those of [`Self::of`].
+    /// The namespace is gone, or its rules or its saved state can't be read.
     pub fn of_found(found: &FoundNetns, store: &Store) -> Result<Self, Error> {
         let netns = found.open()?;
         let desired = match &found.container_id {
@@ -114,6 +107,7 @@ impl LiveRules {
             rules,
             left_out,
             containers: ContainerSets::of(&self.live.containers, state.map(|state| &state.policy)),
+            all: false,
         }
     }
 }
@@ -143,6 +137,9 @@ pub struct RulesReport {
     pub left_out: Vec<OmittedRules>,
     /// The elements of the sets of excluded containers; `None` if no container is excluded.
     pub containers: Option<ContainerSets>,
+    /// Whether a table with differences also lists all rules.
+    #[serde(skip)]
+    pub all: bool,
 }
 
 impl RulesReport {
@@ -302,7 +299,7 @@ fn marks_and_absent(drift: Vec<Drift>) -> (Marks, Vec<(RuleAt, Mark)>) {
             DriftKind::Missing if is_chain && with_missing_rules.contains(&place(&at)) => {}
             DriftKind::Missing => absent.push((at, Mark::Missing)),
             DriftKind::Extra if is_chain => absent.push((at, Mark::Extra)),
-            DriftKind::OtherHook | DriftKind::NotFirst => absent.push((at, Mark::Moved)),
+            DriftKind::OtherHook | DriftKind::NotFirst(_) => absent.push((at, Mark::Moved)),
             DriftKind::Extra => marks.entry(at).or_default().push_back(Mark::Extra),
             DriftKind::Moved => marks.entry(at).or_default().push_back(Mark::Moved),
         }
@@ -310,40 +307,29 @@ fn marks_and_absent(drift: Vec<Drift>) -> (Marks, Vec<(RuleAt, Mark)>) {
     (marks, absent)
 }
 
-/// A report in the form in which it is printed: tables start with the differences, JSON and YAML contain everything.
-#[derive(Debug, Serialize)]
-#[serde(transparent)]
-pub struct RulesView<'a> {
-    /// The report.
-    pub report: &'a RulesReport,
-    /// Whether a table with differences also lists all rules.
-    #[serde(skip)]
-    pub all: bool,
-}
-
-impl TextReport for RulesView<'_> {
+/// Tables start with the differences, JSON and YAML contain everything.
+impl TextReport for RulesReport {
     fn write(&self, screen: &mut Screen) {
-        let report = self.report;
-        report.write_summary(screen);
-        let different: Vec<&RuleLine> = report.rules.iter().filter(|rule| rule.mark != Mark::Fine).collect();
-        if report.as_asked == Some(false) && !different.is_empty() {
+        self.write_summary(screen);
+        let different: Vec<&RuleLine> = self.rules.iter().filter(|rule| rule.mark != Mark::Fine).collect();
+        let has_differences = self.as_asked == Some(false) && !different.is_empty();
+        if has_differences {
             for group in different.chunk_by(|a, b| a.table == b.table) {
                 write_table(screen, &format!("Differences in {}", group[0].table), group);
             }
-            report.write_omitted(screen);
-            if !self.all {
-                let rest = report.rules.len() - different.len();
-                screen.line(&[Cell::of("")]);
-                screen.text(format!("{rest} other rules are as desired; to list them, use --all"), Tone::Faint);
-                report.containers.iter().for_each(|sets| sets.write(screen));
-                return;
+            self.write_omitted(screen);
+        }
+        if has_differences && !self.all {
+            let rest = self.rules.len() - different.len();
+            screen.line(&[Cell::of("")]);
+            screen.text(format!("{rest} other rules are as desired; to list them, use --all"), Tone::Faint);
+        } else {
+            for group in self.rules.iter().collect::<Vec<_>>().chunk_by(|a, b| a.table == b.table) {
+                write_table(screen, &group[0].table, group);
             }
+            self.write_omitted(screen);
         }
-        for group in report.rules.iter().collect::<Vec<_>>().chunk_by(|a, b| a.table == b.table) {
-            write_table(screen, &group[0].table, group);
-        }
-        report.write_omitted(screen);
-        report.containers.iter().for_each(|sets| sets.write(screen));
+        self.containers.iter().for_each(|sets| sets.write(screen));
     }
 }
 

@@ -1,5 +1,5 @@
 //! The TCP sockets of the calling thread's network namespace (sock_diag(7), linux/inet_diag.h): established connections,
-//! and whether a port listens.
+//! and the ports that listen.
 
 use super::rtnetlink::failed;
 use crate::cni::Error;
@@ -13,8 +13,9 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
-/// `TCPF_ESTABLISHED` (net/tcp_states.h).
+/// `TCPF_ESTABLISHED` and `TCPF_LISTEN` (net/tcp_states.h).
 const ESTABLISHED: u32 = 1 << 1;
+const LISTEN: u32 = 1 << 10;
 
 /// An established TCP connection of a process in the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,23 +33,35 @@ pub struct OpenConnection {
 /// # Errors
 /// The request fails; [`Code::ForeignRules`](crate::cni::Code::ForeignRules) if there are too many connections.
 pub fn open_connections() -> Result<Vec<OpenConnection>, Error> {
+    sockets(ESTABLISHED)
+}
+
+/// Lists the ports on which processes listen over IPv4 or IPv6, each with the UID of the process.
+///
+/// # Errors
+/// As [`open_connections`].
+pub fn listening_ports() -> Result<Vec<(u16, u32)>, Error> {
+    Ok(sockets(LISTEN)?.iter().map(|socket| (socket.local.port(), socket.uid)).collect())
+}
+
+fn sockets(states: u32) -> Result<Vec<OpenConnection>, Error> {
     let list = || -> Result<Vec<OpenConnection>, Errno> {
         let mut socket = NetlinkSocket::open(SockProtocol::NetlinkSockDiag)?;
         let mut found = Vec::new();
         for family in [AF_INET, AF_INET6] {
             let each = |body: &[u8]| found.extend(connection(body));
-            socket.dump(SOCK_DIAG_BY_FAMILY, &request(family), &Attributes::new(), each)?;
+            socket.dump(SOCK_DIAG_BY_FAMILY, &request(family, states), &Attributes::new(), each)?;
         }
         Ok(found)
     };
     list().map_err(|errno| failed("can't list the pod's TCP connections", errno, ""))
 }
 
-/// Returns a `struct inet_diag_req_v2` that selects all established TCP connections of a family.
-fn request(family: u8) -> [u8; 56] {
+/// Returns a `struct inet_diag_req_v2` that selects all TCP sockets of a family in these states.
+fn request(family: u8, states: u32) -> [u8; 56] {
     let mut request = [0; 56];
     request[..4].copy_from_slice(&[family, IPPROTO_TCP, 0, 0]);
-    request[4..8].copy_from_slice(&ESTABLISHED.to_ne_bytes());
+    request[4..8].copy_from_slice(&states.to_ne_bytes());
     request
 }
 
@@ -69,9 +82,7 @@ pub fn listens(port: u16) -> Result<bool, Error> {
             }
         }
         // A kernel without the module tcp_diag answers ENOENT as well. A dump that selects no state lists nothing.
-        let mut nothing = request(AF_INET);
-        nothing[4..8].fill(0);
-        socket.dump(SOCK_DIAG_BY_FAMILY, &nothing, &Attributes::new(), |_| ())?;
+        socket.dump(SOCK_DIAG_BY_FAMILY, &request(AF_INET, 0), &Attributes::new(), |_| ())?;
         Ok(false)
     };
     let hint = "; load the kernel module tcp_diag";
@@ -139,6 +150,8 @@ mod tests {
             let listener = TcpListener::bind(host).expect("a listener");
             let port = listener.local_addr().expect("an address").port();
             assert!(listens(port).expect("answered"), "{host}");
+            let own = (port, nix::unistd::geteuid().as_raw());
+            assert!(listening_ports().expect("listed").contains(&own), "{host}");
             // A connection from this port is no listener.
             let client = TcpStream::connect(("localhost", port)).or_else(|_| TcpStream::connect(("::1", port)));
             let client = client.expect("connected").local_addr().expect("an address").port();

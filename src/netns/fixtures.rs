@@ -6,7 +6,7 @@ use super::addresses::{OwnFamilies, add_proxy_loopback, own_families, remove_pro
 use super::routes::{deletion, message, out_interface, table};
 use super::rtnetlink::{
     FAMILIES, IP6_HINT, LO, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, RTM_NEWRULE,
-    accept_existing, accept_missing, failed, list, open, request,
+    accept_existing, accept_missing, failed, list, open, request, rule_header,
 };
 use crate::cni::Error;
 use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkSocket};
@@ -384,10 +384,6 @@ impl PolicyRule {
         let rules: Vec<RuleMessage> = list(socket, RTM_GETRULE, &rule_header(self.family.into()))?;
         Ok(rules.into_iter().find(|rule| by_mark(rule) == Some((self.mark, self.table))))
     }
-}
-
-fn rule_header(family: AddressFamily) -> RuleHeader {
-    RuleHeader { family, action: RuleAction::ToTable, ..RuleHeader::default() }
 }
 
 /// Returns mark and table of a policy rule whose only condition is a mark.

@@ -23,8 +23,8 @@ pub use addresses::{
     OwnFamilies, PROXY_LOOPBACK, interface_with, own_addresses, own_families, own_ip6_addresses, secondary_interfaces,
     wait_for_lo,
 };
-pub use connections::{OpenConnection, listens, open_connections};
+pub use connections::{OpenConnection, listening_ports, listens, open_connections};
 pub use fixtures::{Fixture, Fixtures, Routing, add_fixtures, remove_fixtures};
 pub use lock::{NetnsId, remove_stale_locks};
 pub use namespace::{LockMode, NetNs, enter_cgroup_namespace};
-pub use routes::{default_route_interfaces, outgoing_interface, replace_default_routes};
+pub use routes::{outgoing_interface, public_route_interfaces, replace_default_routes};

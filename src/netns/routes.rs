@@ -1,22 +1,29 @@
-//! The routes of the calling thread's network namespace: the interfaces of the default routes, their replacement by
-//! routes to other gateways, and the interface through which packets to an address leave.
+//! The routes of the calling thread's network namespace: the interfaces of those to public addresses, the replacement of
+//! default routes by routes to other gateways, and the interface through which packets to an address leave.
 
 use super::addresses::links;
 use super::rtnetlink::{
-    FAMILIES, RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE, accept_existing, accept_missing, bytes, failed, list, open,
-    request,
+    FAMILIES, RTM_DELROUTE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, accept_existing, accept_missing, bytes, failed,
+    list, open, request, rule_header,
 };
 use crate::cni::Error;
 use crate::netlink::{Messages, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NLMSG_ERROR};
+use crate::policy::Protocol;
+use ipnet::IpNet;
 use netlink_packet_core::Parseable;
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteNextHopFlags, RouteProtocol, RouteType,
 };
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
 use nix::errno::Errno;
 use nix::net::if_::{if_indextoname, if_nametoindex};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// `IPPROTO_TCP`, `IPPROTO_UDP`.
+const IPPROTO_TCP: u8 = 6;
+const IPPROTO_UDP: u8 = 17;
 
 /// Replaces the default routes of both families over `interface` by routes to `gateways`. A route over several
 /// interfaces keeps its other paths. Other routing tables are not changed. Without gateways, an interface that does not
@@ -50,46 +57,97 @@ pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<()
     replace().map_err(|errno: Errno| failed(&format!("can't replace the default route of {interface}"), errno, ""))
 }
 
-/// Public addresses in each half and each range that a default route may be divided into. No packet is sent to them.
-const PUBLIC: [IpAddr; 4] = [
-    IpAddr::V4(Ipv4Addr::new(1, 1, 1, 1)),
-    IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)),
-    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
-    IpAddr::V6(Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 1)),
+/// The private and the special addresses (RFC 6890): no route to them leads to public ones.
+const NOT_PUBLIC: [(IpAddr, u8); 16] = [
+    (IpAddr::V4(Ipv4Addr::new(0, 0, 0, 0)), 8),
+    (IpAddr::V4(Ipv4Addr::new(10, 0, 0, 0)), 8),
+    (IpAddr::V4(Ipv4Addr::new(100, 64, 0, 0)), 10),
+    (IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8),
+    (IpAddr::V4(Ipv4Addr::new(169, 254, 0, 0)), 16),
+    (IpAddr::V4(Ipv4Addr::new(172, 16, 0, 0)), 12),
+    (IpAddr::V4(Ipv4Addr::new(192, 0, 2, 0)), 24),
+    (IpAddr::V4(Ipv4Addr::new(192, 168, 0, 0)), 16),
+    (IpAddr::V4(Ipv4Addr::new(198, 18, 0, 0)), 15),
+    (IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)), 24),
+    (IpAddr::V4(Ipv4Addr::new(203, 0, 113, 0)), 24),
+    (IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0)), 3),
+    (IpAddr::V6(Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0)), 7),
+    (IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)), 10),
+    (IpAddr::V6(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0)), 8),
+    (IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0)), 32),
 ];
+/// A subnet with a shorter prefix is no network of its own, but a part of the public addresses.
+const SHORTEST_SUBNET: [u8; 2] = [8, 16];
 
-/// Returns the interfaces through which traffic to public addresses leaves: those that the kernel chooses, whatever
-/// policy rules and tables lead there, and all paths of the default routes of both families.
+/// Returns the interfaces through which traffic to public addresses leaves: those of all routes to such addresses, in the
+/// routing tables that the policy rules select for a process of the pod, whatever its UID and its protocol. The subnet of
+/// an interface is no such route: its hosts belong to this network.
 ///
 /// # Errors
-/// The kernel does not list the routes or the interfaces, or refuses a lookup.
-pub fn default_route_interfaces() -> Result<BTreeSet<String>, Error> {
+/// The kernel does not list the policy rules, the routes or the interfaces.
+pub fn public_route_interfaces() -> Result<BTreeSet<String>, Error> {
     let find = || {
         let (mut socket, mut found) = (open()?, BTreeSet::new());
         for family in FAMILIES {
+            let rules: Vec<RuleMessage> = list(&mut socket, RTM_GETRULE, &rule_header(family))?;
+            let tables: BTreeSet<u32> = rules.iter().filter_map(table_of_processes).collect();
             let routes: Vec<RouteMessage> = list(&mut socket, RTM_GETROUTE, &header(family))?;
-            found.extend(routes.iter().filter(|route| is_default(route)).flat_map(interfaces));
+            let is_public = |route: &&RouteMessage| tables.contains(&table(route)) && is_public(route);
+            found.extend(routes.iter().filter(is_public).flat_map(interfaces));
         }
         Ok(found)
     };
-    let found: BTreeSet<u32> =
-        find().map_err(|errno: Errno| failed("can't list the pod's default routes", errno, ""))?;
-    let mut names: BTreeSet<String> =
-        links()?.into_iter().filter(|(index, _)| found.contains(index)).map(|(_, name)| name).collect();
-    for address in PUBLIC {
-        names.extend(outgoing_interface(address, None)?);
-    }
-    names.remove("lo");
-    Ok(names)
+    let found: BTreeSet<u32> = find().map_err(|errno: Errno| failed("can't list the pod's routes", errno, ""))?;
+    let all = links()?.into_iter().filter(|(index, name)| found.contains(index) && name != "lo");
+    Ok(all.map(|(_, name)| name).collect())
 }
 
-/// Returns the interface through which a process with this UID in the calling thread's network namespace sends packets to
-/// `address`; `None` without a route. A policy rule can depend on the UID; `None` is that of the calling process.
+/// Returns the routing table that a policy rule selects for packets of the pod's processes. A rule for a source address, a
+/// mark or an interface is for sockets that choose it themselves.
+fn table_of_processes(rule: &RuleMessage) -> Option<u32> {
+    let mut table = u32::from(rule.header.table);
+    let mut is_chosen = rule.header.src_len != 0;
+    for attribute in &rule.attributes {
+        match attribute {
+            RuleAttribute::Table(found) => table = *found,
+            RuleAttribute::FwMark(mark) => is_chosen |= *mark != 0,
+            RuleAttribute::Iifname(_) | RuleAttribute::Oifname(_) | RuleAttribute::L3MDev(true) => is_chosen = true,
+            _ => {}
+        }
+    }
+    let is_selected = !is_chosen || rule.header.flags.contains(RuleFlags::Invert);
+    (is_selected && rule.header.action == RuleAction::ToTable).then_some(table)
+}
+
+/// Returns whether a route leads to public addresses that are not a subnet of its interface.
+fn is_public(route: &RouteMessage) -> bool {
+    let RouteHeader { address_family, destination_prefix_length: length, protocol, kind, .. } = route.header;
+    let destination = route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Destination(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
+        RouteAttribute::Destination(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
+        _ => None,
+    });
+    let is_special = destination.is_some_and(|to| {
+        NOT_PUBLIC
+            .iter()
+            .any(|(net, bits)| length >= *bits && IpNet::new(*net, *bits).is_ok_and(|net| net.contains(&to)))
+    });
+    let shortest = SHORTEST_SUBNET[usize::from(address_family == AddressFamily::Inet6)];
+    let is_subnet = protocol == RouteProtocol::Kernel && length >= shortest;
+    kind == RouteType::Unicast && !is_special && !is_subnet
+}
+
+/// Returns the interface through which packets leave: those of a process with the UID `sender`, or of any process, to a
+/// destination. Policy rules can depend on all of them. `None` without a route.
 ///
 /// # Errors
 /// The kernel refuses the request.
-pub fn outgoing_interface(address: IpAddr, uid: Option<u32>) -> Result<Option<String>, Error> {
-    match lookup(address, uid) {
+pub fn outgoing_interface(
+    address: IpAddr,
+    sender: Option<u32>,
+    port: Option<(Protocol, u16)>,
+) -> Result<Option<String>, Error> {
+    match lookup(address, sender, port) {
         Ok(name) => Ok(Some(name)),
         Err(
             Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::ENONET | Errno::EACCES | Errno::EINVAL | Errno::ENXIO,
@@ -98,12 +156,17 @@ pub fn outgoing_interface(address: IpAddr, uid: Option<u32>) -> Result<Option<St
     }
 }
 
-fn lookup(address: IpAddr, uid: Option<u32>) -> Result<String, Errno> {
+fn lookup(address: IpAddr, sender: Option<u32>, port: Option<(Protocol, u16)>) -> Result<String, Errno> {
     let (address_family, destination) = route_address(address);
     let destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
     let header = RouteHeader { address_family, destination_prefix_length, ..RouteHeader::default() };
-    let uid = uid.map(RouteAttribute::Uid);
-    let question = bytes(&message(header, [RouteAttribute::Destination(destination)].into_iter().chain(uid).collect()));
+    let mut attributes = vec![RouteAttribute::Destination(destination)];
+    attributes.extend(sender.map(RouteAttribute::Uid));
+    if let Some((protocol, port)) = port {
+        let protocol = if protocol == Protocol::Tcp { IPPROTO_TCP } else { IPPROTO_UDP };
+        attributes.extend([RouteAttribute::IpProto(protocol), RouteAttribute::Dport(port)]);
+    }
+    let question = bytes(&message(header, attributes));
     let mut socket = open()?;
     let sequence = socket.next_sequence();
     socket.send(Messages::one(RTM_GETROUTE, NLM_F_REQUEST, sequence, &question, &[]).as_bytes())?;

@@ -5,6 +5,7 @@ use crate::cni::{Code, Error};
 use crate::netlink::{Attributes, DumpLimit, EXCEEDED, NetlinkSocket, is_lack_of_resources};
 use netlink_packet_core::{Emitable, Parseable};
 use netlink_packet_route::AddressFamily;
+use netlink_packet_route::rule::{RuleAction, RuleHeader};
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 
@@ -28,6 +29,11 @@ pub(super) const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFam
 
 /// The next step after IPv6 is refused on lo.
 pub(super) const IP6_HINT: &str = "; check that sysctl does not disable IPv6 on lo";
+
+/// Returns the header of a policy rule that selects a routing table.
+pub(super) fn rule_header(family: AddressFamily) -> RuleHeader {
+    RuleHeader { family, action: RuleAction::ToTable, ..RuleHeader::default() }
+}
 
 /// Opens a routing socket in the calling thread's network namespace.
 pub(super) fn open() -> Result<NetlinkSocket, Errno> {

@@ -2,12 +2,11 @@
 
 use super::evaluation::desired_policy;
 use super::inputs::AddInputs;
-use super::netns_state::{FormatPreference, NetnsState, check_rules};
+use super::netns_state::{FormatPreference, check_rules};
 use super::open_netns;
-use super::reconcile::{Operation, reconcile};
-use super::record::{AttachmentRecord, MAX_ATTACHMENTS, NetnsRecord, SandboxRecord, attachment, since_boot};
+use super::reconcile::{Committed, Operation, reconcile};
+use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecord, attachment, since_boot};
 use crate::cni::{Error, NetConf, Request, RuleFormat, at_most, result};
-use crate::netns::NetNs;
 use crate::policy::Policy;
 use crate::state::{Attachment, ROOT, Store};
 use crate::sub_plugins;
@@ -51,27 +50,22 @@ pub(super) fn apply(
         if let Some(inputs) = &mut inputs {
             inputs.netns.clone_from(&netns);
         }
-        let recorded = inputs.as_ref().and_then(AddInputs::to_saved);
         let record = AttachmentRecord {
             policy: policy.clone(),
-            inputs: recorded,
+            inputs: inputs.as_ref().and_then(AddInputs::to_saved),
             added_since_boot: since_boot(),
             ..AttachmentRecord::default()
         };
-        record.write(&store, &attachment)?;
-        // A concurrent ADD may not have seen this record, whose policy may forbid all rules.
+        store.write(&attachment, &record)?;
         let claimed = netns.map_or(Ok(()), |netns| SandboxRecord::claim(&store, &attachment.container_id, &netns));
-        let others = claimed.and_then(|()| store.attachments_of(&attachment.container_id)).map(|mut all| {
-            all.retain(|other| *other != attachment);
-            all
-        });
+        // A concurrent ADD may not have seen this record, whose policy may forbid all rules.
+        let others = claimed.and_then(|()| store.attachments_of(&attachment.container_id));
         match others.and_then(|others| may_have_rules(&store, &others)) {
             Ok(false) => return Ok(()),
             Ok(true) => {}
             Err(error) => {
-                store
-                    .remove(&attachment)
-                    .unwrap_or_else(|error| tracing::warn!("can't undo the failed ADD: {attachment}: {error}"));
+                let undone = store.remove(&attachment);
+                undone.unwrap_or_else(|error| tracing::warn!("can't undo the failed ADD: {attachment}: {error}"));
                 return Err(error);
             }
         }
@@ -82,29 +76,22 @@ pub(super) fn apply(
     let auto = conf.auto_format.filter(|_| executables.is_empty());
     let format = FormatPreference { requested: conf.rule_format, auto };
     let netns = open_netns::of_request(request)?;
-    reconcile(&store, &attachment, &netns, Operation::Add(policy, format, inputs))?;
-    if !executables.is_empty() {
-        warn_of_native_rules(&store, &attachment, &netns, &executables);
-    }
-    Ok(())
-}
-
-/// Warns if rules of executables can't exclude traffic, because the redirection does not use the tables of iptables.
-fn warn_of_native_rules(store: &Store, attachment: &Attachment, netns: &NetNs, executables: &[&str]) {
-    let state = NetnsState::of_sandbox(store, &attachment.container_id, netns).ok().flatten();
-    if state.is_some_and(|state| state.rule_format == RuleFormat::Nftables && state.policy.redirect().is_some()) {
+    let committed = reconcile(&store, &attachment, &netns, &Operation::Add(policy, format, inputs))?;
+    let is_native = |it: Committed| it.rule_format == RuleFormat::Nftables && it.policy.redirect().is_some();
+    if !executables.is_empty() && committed.is_some_and(is_native) {
         tracing::warn!(
             "the redirection is in format nftables: iptables rules of {} can't exclude traffic from it; set \"dialect\": \
              \"iptables\", or use uid-exclude or dns-exclude instead of the executable",
             executables.join(", ")
         );
     }
+    Ok(())
 }
 
 /// Returns whether one of the attachments may have rules in the kernel.
 fn may_have_rules(store: &Store, attachments: &[Attachment]) -> Result<bool, Error> {
     for attachment in attachments {
-        if store.read_part::<NetnsRecord>(attachment)?.is_some_and(|record| record.netns_id.is_some()) {
+        if store.read_part::<SandboxRecord>(attachment)?.is_some_and(|record| record.netns_id.is_some()) {
             return Ok(true);
         }
     }

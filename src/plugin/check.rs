@@ -1,21 +1,22 @@
 //! CHECK: compares the kernel's rules with the desired state of all attachments of the pod sandbox.
 
-use super::netns_state::{ruleset, warn_of_legacy};
+use super::netns_state::{NetnsState, exclude_secondary_networks, warn_of_legacy};
 use super::open_netns;
-use super::record::{SandboxRecords, attachment, fixtures, writes_ip6};
+use super::record::{attachment, writes_ip6};
 use crate::cluster::agent::{BypassingContainer, excluded_containers};
-use crate::cni::{Code, DEFAULT_INTERFACE, Error, NetConf, Request};
-use crate::firewall::{ContainerElement, LiveRuleset, Ruleset, container_elements, foreign_rules, set_name};
+use crate::cni::{Code, Error, NetConf, Request};
+use crate::firewall::{ContainerElement, LiveRuleset, container_elements, foreign_rules, set_name};
 use crate::netns::{self, NetNs};
-use crate::policy::{Policy, Redirect};
+use crate::policy::Policy;
 use crate::state::{ROOT, Store};
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// How long a CHECK waits for another call in the same network namespace.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 /// The timeout of CHECK for the agent's answer. The agent only reads its memory.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// What restores the rules of a pod whose addresses or routes have changed.
+const REPEAT_ADD: &str = "enable the agent's repair, repeat the ADD, or recreate the pod";
 /// The maximum number of differences that an error lists; the others are counted.
 const MAX_LISTED: usize = 10;
 /// The maximum number of foreign rules that are logged; the others are counted.
@@ -29,18 +30,16 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<(), Error> {
     let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
     let netns = open_netns::of_request(request)?;
     let (mut found, policy) = netns.enter(LOCK_TIMEOUT, || {
-        let records = SandboxRecords::read(&store, &request.container_id, &netns)?;
-        if records.get(&attachment).is_none() {
+        let state = NetnsState::read(&store, &request.container_id, &netns)?;
+        if !state.attachments.contains(&attachment) {
             let path = netns.path().display();
             let msg = format!("CHECK without ADD: no saved state of the {attachment} in {path}; recreate the pod");
             return Err(Error::new(Code::NoAdd, msg));
         }
         let live = LiveRuleset::now()
             .map_err(|error| Error { msg: format!("CHECK{}: {}", of_pod(request), error.msg), ..error })?;
-        let policy = records.policy()?;
-        let desired = ruleset(&policy, records.ip6());
-        log_foreign(&records, &policy, &desired, &live);
-        Ok((differences(&records, &policy, &desired, &live)?, policy))
+        log_foreign(&state, &live);
+        Ok((differences(&state, &live)?, state.policy))
     })?;
     if !policy.containers.is_empty() {
         found.extend(element_drift(&policy, &netns, request, conf)?);
@@ -105,13 +104,14 @@ fn compare_elements(
 }
 
 /// Logs foreign redirections and rules, which are no drift.
-fn log_foreign(records: &SandboxRecords, policy: &Policy, desired: &Ruleset, live: &LiveRuleset) {
+fn log_foreign(state: &NetnsState, live: &LiveRuleset) {
+    let NetnsState { policy, rules, records, .. } = state;
     let foreign = live.foreign_redirection(&records.known_rules());
     if policy.redirect().is_some() {
         warn_of_legacy();
     }
-    for chain in live.redirecting_chains() {
-        tracing::info!("foreign chain that can redirect connections: {}", chain.text);
+    for chain in live.diverting_chains() {
+        tracing::info!("foreign chain that can {} connections: {}", chain.diversion.verb(), chain.text);
     }
     if foreign.is_some_and(|foreign| foreign.captures_dns) && policy.dns_captured_elsewhere == Some(false) {
         tracing::warn!(
@@ -119,7 +119,7 @@ fn log_foreign(records: &SandboxRecords, policy: &Policy, desired: &Ruleset, liv
              tracked twice until the next ADD; add this attachment after the redirection"
         );
     }
-    let foreign = foreign_rules(live, desired);
+    let foreign = foreign_rules(live, rules);
     for rule in foreign.iter().take(MAX_LOGGED) {
         tracing::info!("foreign rule: {rule}");
     }
@@ -128,68 +128,45 @@ fn log_foreign(records: &SandboxRecords, policy: &Policy, desired: &Ruleset, liv
     }
 }
 
-/// Returns the drift from the saved state, one line per difference. `policy` is that of `records`, and `desired` its
-/// rules. Call it in the pod's network namespace.
+/// Returns the drift from the desired state, one line per difference. Call it in the pod's network namespace.
 ///
 /// # Errors
 /// The kernel's state can't be read.
-pub(super) fn differences(
-    records: &SandboxRecords,
-    policy: &Policy,
-    desired: &Ruleset,
-    live: &LiveRuleset,
-) -> Result<Vec<String>, Error> {
-    let rule_format = records.rule_format().unwrap_or_default();
-    let mut found: Vec<String> = rule_format.drift(live, desired).iter().map(ToString::to_string).collect();
-    found.extend(fixtures(policy, records.ip6()).drift()?);
-    found.extend(uncaptured_ip6(records, policy)?);
-    found.extend(uncaptured_default_route(policy)?);
+pub(super) fn differences(desired: &NetnsState, live: &LiveRuleset) -> Result<Vec<String>, Error> {
+    let drift = desired.rule_format.drift(live, &desired.rules);
+    let mut found: Vec<String> = drift.iter().map(ToString::to_string).collect();
+    found.extend(desired.fixtures.drift()?);
+    found.extend(uncaptured(&desired.policy, desired.records.ip6())?);
     Ok(found)
 }
 
-/// Returns the line about an interface that the last ADD excluded as a secondary one, and through which traffic to public
-/// addresses leaves now.
-fn uncaptured_default_route(policy: &Policy) -> Result<Option<String>, Error> {
-    let is_found =
-        |redirect: &&Redirect| !redirect.capture_secondary_networks && !redirect.secondary_interfaces.is_empty();
-    let Some(redirect) = policy.redirect().filter(is_found) else { return Ok(None) };
-    let is_excluded =
-        |name: &String| redirect.exclude_interfaces.contains(name) && redirect.secondary_interfaces.contains(name);
-    let interface = netns::default_route_interfaces()?.into_iter().find(is_excluded);
-    Ok(interface.map(|interface| {
+/// Returns the lines about addresses and routes that appeared after an ADD, and whose traffic bypasses the sidecar: IPv6
+/// addresses if it wrote rules for IPv4 only, and a default route of an interface that it excluded as a secondary one.
+fn uncaptured(policy: &Policy, ip6: bool) -> Result<Vec<String>, Error> {
+    let mut now = policy.clone();
+    exclude_secondary_networks(&mut now)?;
+    // Exclusions apply to both families.
+    let (Some(before), Some(now)) = (policy.redirect(), now.redirect()) else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    if !writes_ip6(policy, ip6) && writes_ip6(policy, true) {
+        let mut addresses = netns::own_ip6_addresses()?;
+        addresses.retain(|(name, _)| !now.exclude_interfaces.contains(name));
+        if let [(interface, address), others @ ..] = addresses.as_slice() {
+            let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+            found.push(format!(
+                "missing: rules for IPv6: address {address} on interface {interface:?}{more} appeared after ADD: its traffic \
+                 bypasses the sidecar; {REPEAT_ADD}"
+            ));
+        }
+    }
+    let excluded = before.exclude_interfaces.iter().find(|name| !now.exclude_interfaces.contains(name));
+    found.extend(excluded.map(|interface| {
         format!(
             "missing: capture on interface {interface:?}: traffic to public addresses leaves through it since a change of \
-             routes, and bypasses the sidecar; enable the agent's repair, repeat the ADD, or recreate the pod"
+             routes, and bypasses the sidecar; {REPEAT_ADD}"
         )
-    }))
-}
-
-/// Returns the line about IPv6 addresses that appeared after an ADD which wrote rules for IPv4 only.
-fn uncaptured_ip6(records: &SandboxRecords, policy: &Policy) -> Result<Option<String>, Error> {
-    if writes_ip6(policy, records.ip6()) || !writes_ip6(policy, true) {
-        return Ok(None);
-    }
-    // Exclusions apply to both families.
-    let Some(redirect) = policy.redirect() else { return Ok(None) };
-    let mut addresses = netns::own_ip6_addresses()?;
-    let with_route =
-        if redirect.capture_secondary_networks { BTreeSet::new() } else { netns::default_route_interfaces()? };
-    let is_default = |name: &str| {
-        name == DEFAULT_INTERFACE
-            || with_route.contains(name)
-            || redirect.default_interfaces.iter().any(|one| one == name)
-    };
-    let is_secondary = |name: &str| !redirect.capture_secondary_networks && !is_default(name);
-    addresses.retain(|(name, _)| !redirect.exclude_interfaces.contains(name) && !is_secondary(name));
-    let Some((interface, address)) = addresses.first() else { return Ok(None) };
-    let more = match addresses.len() - 1 {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    Ok(Some(format!(
-        "missing: rules for IPv6: address {address} on interface {interface:?}{more} appeared after ADD: its traffic \
-         bypasses the sidecar; enable the agent's repair, repeat the ADD, or recreate the pod"
-    )))
+    }));
+    Ok(found)
 }
 
 fn drifted(request: &Request, found: &[String]) -> Error {

@@ -2,7 +2,7 @@
 //! without saved state, without an ADD, and when it is repeated.
 
 use super::reconcile::{Operation, reconcile};
-use super::record::{AttachmentRecord, NetnsRecord, attachment};
+use super::record::{SandboxRecord, attachment};
 use crate::cni::{Code, Error, NetConf, Request, ValidAttachment};
 use crate::netns::{NetNs, remove_stale_locks};
 use crate::state::{Attachment, ROOT, Store};
@@ -22,7 +22,7 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<(), Error> {
 /// tried even if one fails.
 ///
 /// # Errors
-/// The first attachment that could not be removed.
+/// The attachments that could not be removed.
 pub(super) fn run_gc(conf: &NetConf) -> Result<(), Error> {
     // A missing list does not mean that all attachments are stale.
     let Some(valid) = &conf.valid_attachments else { return Ok(()) };
@@ -32,21 +32,13 @@ pub(super) fn run_gc(conf: &NetConf) -> Result<(), Error> {
         ifname: attachment.ifname.clone(),
     };
     let is_stale = |attachment: &Attachment| attachment.network == conf.name && !valid.contains(&as_valid(attachment));
-    let mut failures = Vec::new();
-    for container_id in store.sandboxes()? {
-        let attachments = store.attachments_of(&container_id).unwrap_or_else(|error| {
-            failures.push(error);
-            Vec::new()
-        });
-        for attachment in attachments.iter().filter(|attachment| is_stale(attachment)) {
-            match recorded_netns(&store, attachment).and_then(|netns| remove(&store, attachment, netns.as_ref())) {
-                Ok(()) => tracing::info!("removed the stale {attachment}"),
-                Err(error) => failures.push(error),
-            }
-        }
-    }
-    failures.iter().for_each(|error| tracing::error!("{error}"));
-    failures.into_iter().next().map_or(Ok(()), Err)
+    let remove_stale = |attachment: &Attachment| {
+        let netns = recorded_netns(&store, attachment)?;
+        remove(&store, attachment, netns.as_ref())?;
+        tracing::info!("removed the stale {attachment}");
+        Ok(())
+    };
+    Error::all(store.attachments()?.iter().filter(|attachment| is_stale(attachment)).map(remove_stale))
 }
 
 /// Removes the attachment's rules, if the network namespace exists, and its saved state. Damaged or read-only state is
@@ -56,14 +48,9 @@ pub(super) fn run_gc(conf: &NetConf) -> Result<(), Error> {
 /// # Errors
 /// As [`run`].
 pub(super) fn remove(store: &Store, attachment: &Attachment, netns: Option<&NetNs>) -> Result<(), Error> {
-    let record = match AttachmentRecord::read(store, attachment) {
-        Err(error) if error.code == Code::State => recover_record(store, attachment, &error),
-        other => other?,
-    };
-    let is_of_another_pod = |own, netns| NetnsRecord::is_of_another(store, &attachment.container_id, own, netns);
     match netns {
-        Some(netns) if is_of_another_pod(record.and_then(|record| record.netns_id), netns)? => {}
-        Some(netns) => match reconcile(store, attachment, netns, Operation::Remove) {
+        Some(netns) if is_of_another_pod(store, attachment, netns)? => {}
+        Some(netns) => match reconcile(store, attachment, netns, &Operation::Remove) {
             Err(error) if error.code == Code::State => tracing::warn!("{error}"),
             // The record is gone. A concurrent ADD may have written another one since, which describes its rules.
             other => return other.map(drop),
@@ -75,30 +62,17 @@ pub(super) fn remove(store: &Store, attachment: &Attachment, netns: Option<&NetN
     Ok(())
 }
 
-/// Replaces a damaged record by what is readable of it; removes it if nothing is.
-fn recover_record(store: &Store, attachment: &Attachment, error: &Error) -> Option<AttachmentRecord> {
-    let recovered = store.read_part(attachment).ok().flatten().and_then(|fields| AttachmentRecord::recover(&fields));
-    let written = recovered.map(|record| record.write(store, attachment).map(|()| record)).transpose();
-    let record = written.unwrap_or_else(|error| {
-        tracing::warn!("{error}");
-        None
-    });
-    if record.is_some() {
-        tracing::warn!("DEL removes the rules that the readable part of a damaged record describes: {error}");
-    } else {
-        tracing::warn!("DEL leaves the rules of an unreadable record in the pod, if there are any: {error}");
-        forget(store, attachment);
-    }
-    record
-}
-
 /// Returns whether a DEL comes so late that `netns` is the path of another pod's network namespace. If that can't be
 /// determined, the namespace is not touched.
 pub(super) fn is_late(attachment: &Attachment, netns: &Path) -> bool {
-    let store = Store::new(ROOT);
-    let Some(netns) = NetNs::open(netns).ok().flatten() else { return false };
-    let own = NetnsRecord::read(&store, attachment).map(|record| record.and_then(|record| record.netns_id));
-    own.and_then(|own| NetnsRecord::is_of_another(&store, &attachment.container_id, own, &netns)).unwrap_or(true)
+    let netns = NetNs::open(netns).ok().flatten();
+    netns.is_some_and(|netns| is_of_another_pod(&Store::new(ROOT), attachment, &netns).unwrap_or(true))
+}
+
+/// Returns whether a network namespace is not, or no longer, that of the attachment's pod.
+fn is_of_another_pod(store: &Store, attachment: &Attachment, netns: &NetNs) -> Result<bool, Error> {
+    let own = SandboxRecord::of_attachment(store, attachment)?.and_then(|record| record.netns_id);
+    SandboxRecord::is_of_another(store, &attachment.container_id, own, netns)
 }
 
 /// Opens the network namespace of an attachment, if its path still exists.
@@ -106,10 +80,7 @@ pub(super) fn is_late(attachment: &Attachment, netns: &Path) -> bool {
 /// # Errors
 /// The saved state can't be read now, or the network namespace can't be opened.
 fn recorded_netns(store: &Store, attachment: &Attachment) -> Result<Option<NetNs>, Error> {
-    match NetnsRecord::read(store, attachment)?.and_then(|record| record.netns_path) {
-        Some(path) => NetNs::open(&path),
-        None => Ok(None),
-    }
+    SandboxRecord::location(store, attachment)?.map_or(Ok(None), |(path, _)| NetNs::open(&path))
 }
 
 fn forget(store: &Store, attachment: &Attachment) {

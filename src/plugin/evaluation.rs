@@ -1,12 +1,16 @@
 //! The desired policy of an attachment: evaluated from its configuration, its arguments and the pod's facts.
+//!
+//! After a reboot, the runtime calls the plugin before the node's agent runs. The annotations that the container runtime
+//! passes show whether Istio's injector has processed the pod. A pod without the injector's annotation has no sidecar, so
+//! it starts at once, without facts.
 
-use super::without_facts::{self, Asked};
 use crate::cluster::{Cluster, Event};
 use crate::cni::{Block, Error, NetConf, Request};
+use crate::pod::well_known::INJECTION_STATUS;
 use crate::pod::{Facts, Pod, PodRef};
 use crate::policy::Policy;
 use crate::sub_plugins::{
-    ChainInput, DecidedRequest, Ignored, Resolvers, Severity, SkipReason, SubPlugin, skip_reason,
+    ChainInput, DecidedRequest, Ignored, Resolvers, Severity, SkipReason, SubPlugin, guards, skip_reason,
 };
 use crate::trusted_file::read_text;
 use crate::{cluster, sub_plugins};
@@ -18,14 +22,14 @@ use std::path::Path;
 const MAX_GROUP_FILE: u64 = 4 << 20;
 
 /// The desired policy of an attachment, and a line that explains it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct DesiredPolicy {
     pub(super) policy: Policy,
     pub(super) why: String,
     /// Settings of the pod that have no effect.
     pub(super) ignored: Vec<Ignored>,
-    /// The requests of the pod and its namespace outside the bounds.
-    outside: Vec<DecidedRequest>,
+    /// The Event about requests of the pod and its namespace outside the bounds.
+    event: Option<Event>,
     /// The pod's node, for Events.
     node: Option<String>,
     /// Why the pod must not start because of them.
@@ -35,9 +39,10 @@ pub(super) struct DesiredPolicy {
 }
 
 /// The facts with which a policy was evaluated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum EvaluatedWith {
     /// None: the pod is skipped without them.
+    #[default]
     Nothing,
     /// None: the configuration names no source of facts.
     NoSource,
@@ -65,24 +70,12 @@ impl EvaluatedWith {
 
 impl DesiredPolicy {
     fn skip(reason: &SkipReason) -> Self {
-        Self::empty(reason.to_string(), EvaluatedWith::Nothing)
-    }
-
-    fn empty(why: String, with: EvaluatedWith) -> Self {
-        Self {
-            policy: Policy::default(),
-            why,
-            ignored: Vec::new(),
-            outside: Vec::new(),
-            node: None,
-            rejection: None,
-            with,
-        }
+        Self { why: reason.to_string(), ..Self::default() }
     }
 
     /// Returns the policy of a pod that starts although no source of facts answered.
-    pub(super) fn missing_facts(why: String) -> Self {
-        Self::empty(why, EvaluatedWith::MissingFacts)
+    fn missing_facts(why: String) -> Self {
+        Self { why, with: EvaluatedWith::MissingFacts, ..Self::default() }
     }
 
     /// Records an Event of the pod if it requests what is outside the bounds. The Event does not delay other pods.
@@ -90,18 +83,9 @@ impl DesiredPolicy {
     /// # Errors
     /// The pod must not start.
     pub(super) fn report_outside(&self, pod: Option<&PodRef>, cluster: Option<&dyn Cluster>) -> Result<(), Error> {
-        if self.outside.is_empty() {
-            return Ok(());
-        }
-        let reasons: Vec<String> = self.outside.iter().map(DecidedRequest::reason).collect();
-        let (reason, message) = match &self.rejection {
-            Some(error) => ("DetourExclusionRejected", error.to_string()),
-            None => ("DetourExclusionIgnored", format!("without effect: {}", reasons.join("; "))),
-        };
-        if let (Some(pod), Some(reports)) = (pod, cluster) {
-            let event = Event { warning: true, reason: reason.into(), message };
+        if let (Some(event), Some(pod), Some(reports)) = (&self.event, pod, cluster) {
             let pod = Pod { node_name: self.node.clone(), ..pod.clone().into() };
-            let reported = reports.report(&pod, None, &[event]);
+            let reported = reports.report(&pod, None, std::slice::from_ref(event));
             reported.unwrap_or_else(|failure| tracing::warn!("{failure}"));
         }
         self.rejection.clone().map_or(Ok(()), Err)
@@ -140,7 +124,7 @@ pub(super) type FetchFacts<'a> = dyn Fn(&PodRef, bool) -> Result<Facts, Error> +
 /// As [`evaluate`] and [`DesiredPolicy::report_outside`].
 pub(super) fn desired_policy(request: &Request, conf: &NetConf) -> Result<DesiredPolicy, Error> {
     let pod = request.args.pod.as_ref();
-    let source = match without_facts::asked(conf, &conf.chain) {
+    let source = match asked(conf, &conf.chain) {
         Asked::Nothing => None,
         Asked::Memory => cluster::memory(&conf.kubernetes),
         Asked::All => cluster::source(&conf.kubernetes),
@@ -175,7 +159,7 @@ pub(super) fn evaluate(
                 conf.chain.iter().filter(|block| !of_pods.contains(&SubPlugin::of(block))).cloned().collect();
             run(&others, conf, None)
         }
-        (Some(_), None) => match without_facts::not_injected(conf, || "it is not looked up".to_owned()) {
+        (Some(_), None) => match not_injected(conf, || "it is not looked up".to_owned()) {
             Some(why) => Ok(DesiredPolicy::missing_facts(why)),
             None => run(&conf.chain, conf, None),
         },
@@ -186,7 +170,7 @@ pub(super) fn evaluate(
             }
             match fetch_facts(pod, wants.namespace) {
                 Ok(facts) => run(&conf.chain, conf, Some(&facts)),
-                Err(error) => without_facts::check(pod, conf, error).map(DesiredPolicy::missing_facts),
+                Err(error) => check_without_facts(pod, conf, error).map(DesiredPolicy::missing_facts),
             }
         }
     }
@@ -209,12 +193,21 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Desire
             Severity::Warning => tracing::warn!("{}", note.text),
         }
     }
+    let rejection = output.rejection(&conf.bounds).map(of_pod);
+    let outside: Vec<String> = output.outside().map(DecidedRequest::reason).collect();
+    let event = (!outside.is_empty()).then(|| {
+        let (reason, message) = match &rejection {
+            Some(error) => ("DetourExclusionRejected", error.to_string()),
+            None => ("DetourExclusionIgnored", format!("without effect: {}", outside.join("; "))),
+        };
+        Event { warning: true, reason: reason.into(), message }
+    });
     Ok(DesiredPolicy {
         why: output.decision.to_string(),
         ignored: facts.map(sub_plugins::ignored).unwrap_or_default(),
-        outside: output.outside().cloned().collect(),
+        event,
         node: facts.and_then(|facts| facts.pod.node_name.clone()),
-        rejection: output.rejection(&conf.bounds).map(of_pod),
+        rejection,
         with: EvaluatedWith::of(facts, blocks),
         policy: output.policy,
     })
@@ -234,6 +227,64 @@ pub fn output(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result
     sub_plugins::explain(blocks, &input)
 }
 
+/// Returns whether Istio's injector has processed the pod, according to the container runtime; `None` if the runtime
+/// passes no annotations.
+pub(super) fn is_injected(conf: &NetConf) -> Option<bool> {
+    conf.pod_annotations().map(|annotations| annotations.contains_key(INJECTION_STATUS))
+}
+
+/// Who is asked for the facts of a pod when it starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// Nothing: they have no effect.
+    Nothing,
+    /// The agent's memory, for a fraction of a second: whether the pod is in the ambient mesh. Without an answer, the pod
+    /// starts without rules, and the agent adds its exclusions later.
+    Memory,
+    /// All sources, within the configured timeout: the pod waits.
+    All,
+}
+
+/// Returns who is asked for the facts of a pod with the sub-plugins in `chain`.
+pub(super) fn asked(conf: &NetConf, chain: &[Block]) -> Asked {
+    // With the guard, every pod waits, because only labels show whether it is in the ambient mesh.
+    if is_injected(conf) != Some(false) || guards(chain).next().is_some() {
+        return Asked::All;
+    }
+    // Only exclusions apply to pods in the ambient mesh, which also depends on their namespaces.
+    if sub_plugins::wants(chain).namespace { Asked::Memory } else { Asked::Nothing }
+}
+
+/// Checks that a pod without facts can start: that its annotations from the runtime show that it is not redirected.
+/// `error` is the reason why there are no facts. Returns a line that explains it.
+///
+/// # Errors
+/// `error`, with the pod's name.
+pub(super) fn check_without_facts(pod: &PodRef, conf: &NetConf, error: Error) -> Result<String, Error> {
+    let no_facts = || format!("its facts are unavailable: {error}");
+    if let Some(why) = not_injected(conf, no_facts) {
+        return Ok(why);
+    }
+    let mut error = error.of_pod(&pod.namespace, &pod.name);
+    if is_injected(conf) == Some(true) {
+        let separator = if error.details.is_empty() { "" } else { "; " };
+        error.details += &format!(
+            "{separator}the pod has a sidecar (annotation {INJECTION_STATUS}), so it starts only with its rules; the \
+             runtime retries"
+        );
+    }
+    Err(error)
+}
+
+/// Returns a line that explains that the pod is not redirected, if the annotations from the runtime show it. `cause` is
+/// why only these annotations are known.
+fn not_injected(conf: &NetConf, cause: impl FnOnce() -> String) -> Option<String> {
+    (is_injected(conf) == Some(false) && guards(&conf.chain).next().is_none()).then(|| {
+        let cause = cause();
+        format!("not redirected: annotation {INJECTION_STATUS} is missing according to the container runtime; {cause}")
+    })
+}
+
 /// Reads the GIDs of the host's groups by name (group(5): `name:password:GID:members`). The first entry of a name
 /// takes precedence.
 pub(super) fn host_groups(file: &Path) -> HashMap<String, u32> {
@@ -243,4 +294,73 @@ pub(super) fn host_groups(file: &Path) -> HashMap<String, u32> {
         Some((fields.next()?.to_owned(), fields.nth(1)?.parse().ok()?))
     };
     groups.lines().rev().filter_map(group).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::{CniCommand, Code};
+    use serde_json::{Value, json};
+
+    fn conf(annotations: Option<Value>) -> NetConf {
+        let mut conf = json!({"name": "n", "type": "detour"});
+        if let Some(annotations) = annotations {
+            conf["runtimeConfig"] = json!({"io.kubernetes.cri.pod-annotations": annotations});
+        }
+        NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "").expect("accepted")
+    }
+
+    fn decided(annotations: Option<Value>, error: Error) -> Result<String, Error> {
+        let pod = PodRef { namespace: "shop".into(), name: "web-0".into(), uid: None };
+        check_without_facts(&pod, &conf(annotations), error)
+    }
+
+    fn down() -> Error {
+        Error::new(Code::TryAgain, "pod shop/web-0: GET …: no usable answer")
+            .with_details("connection refused")
+            .naming_pod()
+    }
+
+    #[test]
+    fn a_pod_that_the_injector_has_not_processed_starts_without_facts() {
+        for annotations in [json!({}), json!({"k8s.v1.cni.cncf.io/networks": "a", "detour.io/exclude-uids": "7"})] {
+            let why = decided(Some(annotations), down()).expect("it starts");
+            for part in ["sidecar.istio.io/status is missing", "container runtime", "connection refused"] {
+                assert!(why.contains(part), "{why}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_pods_fail_with_their_name_and_the_cause() {
+        // Istio's rule is about the annotation, not its value.
+        for value in ["{}", ""] {
+            let error = decided(Some(json!({"sidecar.istio.io/status": value})), down()).expect_err("it waits");
+            assert_eq!((error.code, &error.msg), (Code::TryAgain, &down().msg));
+            assert!(error.details.starts_with("connection refused; the pod has a sidecar"), "{error}");
+        }
+        assert_eq!(decided(None, down()), Err(down()));
+        let error = decided(None, Error::new(Code::InvalidConfig, "kubeconfig /k: empty")).expect_err("it waits");
+        assert_eq!(error.msg, "pod shop/web-0: kubeconfig /k: empty");
+    }
+
+    #[test]
+    fn only_a_pod_that_the_injector_has_processed_waits() {
+        let annotations = || [Some(json!({"a": "b"})), Some(json!({"sidecar.istio.io/status": "{}"})), None];
+        let asked_of = |chain: Value| {
+            annotations().map(|annotations| {
+                let mut conf = json!({"name": "n", "type": "detour", "chain": chain});
+                if let Some(annotations) = annotations {
+                    conf["runtimeConfig"] = json!({"io.kubernetes.cri.pod-annotations": annotations});
+                }
+                let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "").expect("accepted");
+                asked(&conf, &conf.chain)
+            })
+        };
+        let redirect = json!({"type": "istio-redirect"});
+        assert_eq!(asked_of(json!([redirect])), [Asked::Nothing, Asked::All, Asked::All]);
+        let exclude = json!({"type": "uid-exclude", "uids": ["1337"]});
+        assert_eq!(asked_of(json!([redirect, exclude])), [Asked::Memory, Asked::All, Asked::All]);
+        assert_eq!(asked_of(json!([exclude])), [Asked::Memory, Asked::All, Asked::All]);
+    }
 }

@@ -174,6 +174,7 @@ impl<'a> AddInputs<'a> {
             let started = StartedWith {
                 redirection: recorded.redirect().is_some(),
                 guard: matches!(recorded.guard, Some(Guard::Sidecar(_))),
+                ambient_guard: matches!(recorded.guard, Some(Guard::Ambient(_))),
             };
             sub_plugins::run_again(blocks, &input, started, with_requests)
         };

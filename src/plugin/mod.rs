@@ -22,6 +22,7 @@ mod check;
 mod del;
 pub mod evaluation;
 mod executables;
+mod failure;
 mod inputs;
 pub mod netns_state;
 pub mod node;
@@ -33,7 +34,6 @@ pub(crate) mod record;
 pub mod running;
 mod status;
 mod validate;
-mod without_facts;
 
 /// Serves a call. `environment` reads a variable; `program` is the name under which the binary was started.
 ///

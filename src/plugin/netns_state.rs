@@ -2,14 +2,14 @@
 //! constrained by the redirection that it already has: detour's,
 //! in its rule format, or another tool's.
 
-use super::record::{NetnsRecord, SandboxRecords, fixtures, writes_ip6};
-use crate::cni::{Code, Error, at_most};
+use super::record::{SandboxRecord, SandboxRecords, fixtures, writes_ip6};
+use crate::cni::{Code, Error, LIST_ITEMS, at_most};
 use crate::firewall::rule::Family;
 use crate::firewall::{ForeignRedirection, LiveRuleset, MAX_RULES, RuleFormat, Ruleset, legacy_tables, max_rules};
-use crate::netns::{Fixtures, NetNs, Routing};
+use crate::netns::{self, Fixtures, NetNs, Routing};
 use crate::policy::{Interception, Policy, Redirect};
 use crate::state::{Attachment, Store};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::Display;
 
 /// The desired state of a network namespace, from the saved state of its attachments.
@@ -25,6 +25,8 @@ pub struct NetnsState {
     pub rule_format: RuleFormat,
     /// The routes, policy rules and addresses that the rules need.
     pub fixtures: Fixtures,
+    /// The saved state.
+    pub(super) records: SandboxRecords,
 }
 
 impl NetnsState {
@@ -33,7 +35,7 @@ impl NetnsState {
     /// # Errors
     /// The saved state can't be read, or the attachments contradict each other.
     pub fn find(store: &Store, netns: &NetNs) -> Result<Option<Self>, Error> {
-        let owner = NetnsRecord::owner(store, netns)?;
+        let owner = SandboxRecord::owner(store, netns)?;
         Ok(owner.map(|container_id| Self::of_sandbox(store, &container_id, netns)).transpose()?.flatten())
     }
 
@@ -47,12 +49,20 @@ impl NetnsState {
         (!records.attachments.is_empty()).then(|| Self::new(records)).transpose()
     }
 
+    /// Reads all attachments of a pod sandbox, also those that never had rules.
+    ///
+    /// # Errors
+    /// As [`Self::find`].
+    pub(super) fn read(store: &Store, container_id: &str, netns: &NetNs) -> Result<Self, Error> {
+        Self::new(SandboxRecords::read(store, container_id, netns)?)
+    }
+
     fn new(records: SandboxRecords) -> Result<Self, Error> {
         let policy = records.policy()?;
         let (rules, fixtures) = (ruleset(&policy, records.ip6()), fixtures(&policy, records.ip6()));
-        let rule_format = records.rule_format().unwrap_or_default();
-        let attachments = records.attachments.into_iter().map(|(attachment, _)| attachment).collect();
-        Ok(Self { attachments, policy, rules, rule_format, fixtures })
+        let rule_format = records.rule_format(None).unwrap_or_default();
+        let attachments = records.attachments.iter().map(|(attachment, _)| attachment.clone()).collect();
+        Ok(Self { attachments, policy, rules, rule_format, fixtures, records })
     }
 }
 
@@ -65,22 +75,17 @@ pub(super) struct FormatPreference {
     pub(super) auto: Option<RuleFormat>,
 }
 
-/// The facts about a pod that constrain the format of its redirection. A pod never has redirections of detour in both
-/// formats.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct FormatFacts {
-    /// The format of detour's redirection in the kernel, or of the other attachments.
-    pub(super) in_use: Option<RuleFormat>,
-    /// The saved format of this attachment.
-    pub(super) saved: Option<RuleFormat>,
-}
-
-/// Chooses the format of a redirection: an existing one takes precedence over preferences.
+/// Chooses the format of a redirection. A pod never has redirections of detour in both formats, so the one `in_use` (in the
+/// kernel, or by other attachments) takes precedence over preferences; `saved` is the one of this attachment.
 ///
 /// # Errors
 /// The setting conflicts with the existing redirection.
-pub(super) fn choose_format(preference: FormatPreference, facts: FormatFacts) -> Result<RuleFormat, Error> {
-    match (preference.requested, facts.in_use) {
+pub(super) fn choose_format(
+    preference: FormatPreference,
+    in_use: Option<RuleFormat>,
+    saved: Option<RuleFormat>,
+) -> Result<RuleFormat, Error> {
+    match (preference.requested, in_use) {
         (Some(requested), Some(used)) if requested != used => {
             let (used, requested) = (used.name(), requested.name());
             let msg = format!(
@@ -91,7 +96,7 @@ pub(super) fn choose_format(preference: FormatPreference, facts: FormatFacts) ->
         }
         (_, Some(used)) => Ok(used),
         (Some(requested), None) => Ok(requested),
-        (None, None) => Ok(facts.saved.or(preference.auto).unwrap_or_default()),
+        (None, None) => Ok(saved.or(preference.auto).unwrap_or_default()),
     }
 }
 
@@ -103,6 +108,27 @@ pub(super) fn beside(foreign: ForeignRedirection, mut policy: Policy) -> Policy 
     }
     policy.dns_captured_elsewhere = Some(foreign.captures_dns);
     policy
+}
+
+/// Excludes the interfaces of secondary networks that exist already, if the policy does not capture such networks. An
+/// interface with a route to public addresses, or the default one according to the pod's annotations, is no secondary one:
+/// the pod's traffic leaves over it. Only a setting that names it excludes it.
+pub(super) fn exclude_secondary_networks(policy: &mut Policy) -> Result<(), Error> {
+    let Interception::On(redirect) = &mut policy.interception else { return Ok(()) };
+    if redirect.capture_secondary_networks {
+        return Ok(());
+    }
+    let (secondary, mut default) = (netns::secondary_interfaces()?, netns::public_route_interfaces()?);
+    default.extend(redirect.default_interfaces.iter().cloned());
+    at_most(LIST_ITEMS, "interfaces", "the pod's network namespace", secondary.len())?;
+    let known: HashSet<String> = redirect.exclude_interfaces.iter().cloned().collect();
+    for name in secondary.into_iter().filter(|name| !known.contains(name)) {
+        redirect.secondary_interfaces.push(name.clone());
+        redirect.exclude_interfaces.push(name);
+    }
+    let found: HashSet<&String> = redirect.secondary_interfaces.iter().collect();
+    redirect.exclude_interfaces.retain(|name| !default.contains(name) || !found.contains(name));
+    Ok(())
 }
 
 /// Warns about tables of iptables-legacy in a pod that detour redirects. Call it in the network namespace.
@@ -155,43 +181,38 @@ mod tests {
 
     #[test]
     fn an_existing_redirection_takes_precedence_over_preferences() {
-        let nothing = FormatFacts::default();
-        let used = |rule_format| FormatFacts { in_use: Some(rule_format), ..nothing };
-        let table = [
-            (None, nothing, Some(RuleFormat::Iptables)),
-            (IPTABLES, nothing, Some(RuleFormat::Iptables)),
-            (NFTABLES, nothing, Some(RuleFormat::Nftables)),
-            (None, used(RuleFormat::Nftables), Some(RuleFormat::Nftables)),
-            (None, FormatFacts { saved: Some(RuleFormat::Nftables), ..nothing }, Some(RuleFormat::Nftables)),
-            (IPTABLES, FormatFacts { saved: Some(RuleFormat::Nftables), ..nothing }, Some(RuleFormat::Iptables)),
-            (IPTABLES, used(RuleFormat::Nftables), None),
-            (NFTABLES, used(RuleFormat::Iptables), None),
-        ];
-        for (requested, facts, expected) in table {
+        for (requested, in_use, saved, expected) in [
+            (None, None, None, IPTABLES),
+            (IPTABLES, None, None, IPTABLES),
+            (NFTABLES, None, None, NFTABLES),
+            (None, NFTABLES, None, NFTABLES),
+            (None, None, NFTABLES, NFTABLES),
+            (IPTABLES, None, NFTABLES, IPTABLES),
+            (IPTABLES, NFTABLES, None, None),
+            (NFTABLES, IPTABLES, None, None),
+        ] {
             let preference = FormatPreference { requested, auto: None };
-            assert_eq!(choose_format(preference, facts).ok(), expected, "{requested:?} {facts:?}");
+            assert_eq!(choose_format(preference, in_use, saved).ok(), expected, "{requested:?} {in_use:?} {saved:?}");
         }
     }
 
     #[test]
     fn the_nodes_format_is_only_for_new_pods_without_a_setting() {
-        let nothing = FormatFacts::default();
-        for (requested, facts, expected) in [
-            (None, nothing, RuleFormat::Nftables),
-            (IPTABLES, nothing, RuleFormat::Iptables),
-            (None, FormatFacts { in_use: IPTABLES, ..nothing }, RuleFormat::Iptables),
-            (None, FormatFacts { saved: IPTABLES, ..nothing }, RuleFormat::Iptables),
+        for (requested, in_use, saved, expected) in [
+            (None, None, None, NFTABLES),
+            (IPTABLES, None, None, IPTABLES),
+            (None, IPTABLES, None, IPTABLES),
+            (None, None, IPTABLES, IPTABLES),
         ] {
             let preference = FormatPreference { requested, auto: NFTABLES };
-            assert_eq!(choose_format(preference, facts).ok(), Some(expected), "{requested:?} {facts:?}");
+            assert_eq!(choose_format(preference, in_use, saved).ok(), expected, "{requested:?} {in_use:?} {saved:?}");
         }
     }
 
     #[test]
     fn a_format_conflict_names_both_formats_and_the_next_step() {
-        let facts = FormatFacts { in_use: Some(RuleFormat::Nftables), ..FormatFacts::default() };
         let preference = FormatPreference { requested: IPTABLES, auto: None };
-        let error = choose_format(preference, facts).expect_err("not both");
+        let error = choose_format(preference, NFTABLES, None).expect_err("not both");
         assert_eq!(error.code, Code::InvalidConfig);
         for word in ["nftables", "iptables", "delete the pod"] {
             assert!(error.msg.contains(word), "{error}");

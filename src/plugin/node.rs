@@ -1,8 +1,8 @@
 //! The node configuration file, which applies to every attachment; and the report of a call to the node's agent, for
 //! the agent's log.
 
-use super::evaluation::is_agent;
-use super::{status, without_facts};
+use super::evaluation::{is_agent, is_injected};
+use super::status;
 use crate::cluster::agent::{self, CallReport};
 use crate::cni::{
     CniCommand, Code, Document, Error, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf, OWN_TYPES,
@@ -11,10 +11,11 @@ use crate::cni::{
 use crate::logging::EventCollector;
 use crate::trusted_file;
 use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The maximum length of an error in a report, in characters.
 const MAX_REPORTED_ERROR: usize = 4000;
@@ -71,7 +72,7 @@ fn apply_without_file(
     let conf = NetConf::from_document(document, request.command, program).ok();
     let needs_no_facts = |conf: &NetConf| {
         let is_agents = request.args.pod.as_ref().is_some_and(|pod| is_agent(conf, pod));
-        is_agents || without_facts::is_injected(conf) == Some(false)
+        is_agents || is_injected(conf) == Some(false)
     };
     match (request.command, conf) {
         (CniCommand::Status, Some(conf)) if status::has_agent(&conf.kubernetes) => Ok(vec![warning]),
@@ -81,16 +82,12 @@ fn apply_without_file(
             warnings.extend(document.govern(&NodeConf::without_file(&conf, NODE_CONFIGURATION), program));
             Ok(warnings)
         }
-        _ => Err(unusable(request, error)),
+        _ => {
+            let about = if request.about.is_empty() { String::new() } else { format!("pod {}: ", request.about) };
+            let next = "the agent on this node restores the file; without an agent, run detour install";
+            Err(Error { msg: format!("{about}{}; {next}", error.msg), ..error })
+        }
     }
-}
-
-/// Returns the error for a call that needs the file, with the pod's name and the next step.
-fn unusable(request: &Request, error: Error) -> Error {
-    let pod = &request.about;
-    let about = if pod.is_empty() { String::new() } else { format!("pod {pod}: ") };
-    let next = "the agent on this node restores the file; without an agent, run detour install";
-    Error { msg: format!("{about}{}; {next}", error.msg), ..error }
 }
 
 /// Reads the node configuration and its warnings; `None` if the file does not exist. `place` is its name in messages,
@@ -156,23 +153,15 @@ pub(super) fn report<T>(
         code: error.map(Error::number),
         error: error.map(|error| error.to_string().chars().take(MAX_REPORTED_ERROR).collect()).unwrap_or_default(),
         facts: events.facts(),
-        wall_us: microseconds(started.elapsed()),
-        cpu_us: microseconds(cpu_time()),
+        wall_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
+        cpu_us: cpu_us(),
         warnings: events.warnings(),
     };
     agent::tell(socket, report);
 }
 
-fn microseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// Returns the CPU time of this process and of the executables that it ran.
-fn cpu_time() -> Duration {
-    let used = [UsageWho::RUSAGE_SELF, UsageWho::RUSAGE_CHILDREN].into_iter().filter_map(|who| getrusage(who).ok());
-    let microseconds = used.map(|used| {
-        let (user, system) = (used.user_time(), used.system_time());
-        (user.tv_sec() + system.tv_sec()) * 1_000_000 + user.tv_usec() + system.tv_usec()
-    });
-    Duration::from_micros(u64::try_from(microseconds.sum::<i64>()).unwrap_or(0))
+/// Returns the CPU time of this process and of the executables that it ran, in microseconds.
+fn cpu_us() -> u64 {
+    let of = |who| getrusage(who).map_or(0, |used| (used.user_time() + used.system_time()).num_microseconds());
+    u64::try_from(of(UsageWho::RUSAGE_SELF) + of(UsageWho::RUSAGE_CHILDREN)).unwrap_or(0)
 }

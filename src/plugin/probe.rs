@@ -1,6 +1,6 @@
 //! Tries rules in a new network namespace, which is removed with the thread that created it.
 
-use crate::cni::RuleFormat;
+use crate::cni::{Block, RuleFormat};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
 use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, LiveRuleset, Ruleset};
@@ -8,6 +8,7 @@ use crate::policy::{
     ContainerExclusion, ContainerScope, DnsCapture, Exclusion, Guard, IdRange, Interception, Policy, Redirect,
     TrafficOwner,
 };
+use crate::sub_plugins::guards;
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use std::thread;
@@ -37,15 +38,16 @@ pub fn try_container_rules() -> Result<(), String> {
     })?
 }
 
-/// Tries the rules of the guard in a new network namespace.
-///
-/// # Errors
-/// As [`try_container_rules`].
-pub fn try_guard_rules() -> Result<(), String> {
-    in_new_netns(|| {
+/// Returns why the kernel refuses the rules of the guard, which need modules for `reject` and `fib`; `None` if the chain has
+/// no guard, or this process can't create a network namespace to try them in.
+#[must_use]
+pub fn refused_guard(chain: &[Block]) -> Option<String> {
+    guards(chain).next()?;
+    let tried = in_new_netns(|| {
         let guard = Some(Guard::Sidecar(Box::default()));
         try_rules(RuleFormat::Iptables, &Policy { guard, ..Policy::default() })
-    })?
+    });
+    tried.and_then(|tried| tried).err().filter(|why| why != NOT_PERMITTED)
 }
 
 /// The error if this process can't create a network namespace.

@@ -1,21 +1,19 @@
-//! The saved state of attachments: all records of one pod sandbox.
+//! The saved state of a pod sandbox: the record of each attachment, and the one that they share.
 
-mod attachment;
-mod netns;
+mod sandbox;
 
 use super::inputs::SavedInputs;
-use crate::cni::{Error, Request, at_most};
+use crate::cni::{Code, Error, Request, at_most};
 use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, RuleFormat, Ruleset};
-use crate::netns::{Fixtures, NetNs, NetnsId};
-use crate::policy::{Contradiction, Exclusion, Policy};
-use crate::state::{Attachment, Store};
-pub(crate) use attachment::AttachmentRecord;
-pub(super) use attachment::{ExclusionList, fixtures, writes_ip6};
-pub(super) use netns::{NetnsRecord, SandboxRecord, since_boot};
+use crate::netns::{Fixtures, NetNs, NetnsId, Routing};
+use crate::policy::{Contradiction, DnsCapture, Interception, InterceptionMode, Ipv6, Policy, Redirect};
+use crate::state::{Attachment, Store, format};
+pub(super) use sandbox::{SandboxRecord, since_boot};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use serde_json::{Map, Value};
 use std::fmt::Display;
+use std::path::PathBuf;
 
 /// The maximum number of attachments of one pod sandbox: each call reads the records of all of them.
 pub(super) const MAX_ATTACHMENTS: usize = 32;
@@ -24,8 +22,96 @@ pub(super) const MAX_ATTACHMENTS: usize = 32;
 /// memory, which the files use.
 const MAX_POLICY_BYTES: usize = 1 << 20;
 
+/// The saved state of one attachment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AttachmentRecord {
+    /// The desired policy.
+    pub(super) policy: Policy,
+    /// The policy before, until the rules of `policy` are committed.
+    #[serde(rename = "before")]
+    pub(super) previous_policy: Option<Policy>,
+    /// The network namespace of the rules; `None` if the attachment never had any.
+    pub(super) netns_id: Option<NetnsId>,
+    /// The format of the redirection; the default without one.
+    #[serde(default, rename = "dialect")]
+    pub(crate) rule_format: RuleFormat,
+    /// The path of the network namespace.
+    #[serde(default, rename = "netns")]
+    pub(super) netns_path: Option<PathBuf>,
+    /// When the attachment was added to the network namespace, in nanoseconds since the node's boot; zero if unknown. The
+    /// agent finds the newest pod sandbox by it.
+    #[serde(default, rename = "added_at")]
+    pub(super) added_since_boot: u64,
+    /// Whether there are rules for IPv6.
+    #[serde(default)]
+    pub(super) ip6: bool,
+    /// The inputs of its ADD.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) inputs: Option<SavedInputs>,
+    /// Tables and built-in chains that were created for it; from 0.2.0, now in the [`SandboxRecord`].
+    #[serde(default, rename = "made", skip_serializing_if = "CreatedTables::is_empty")]
+    pub(super) created_tables: CreatedTables,
+    /// Routes, policy rules and addresses that were added for it; from 0.2.0, now in the [`SandboxRecord`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) fixtures: Option<Fixtures>,
+}
+
+impl AttachmentRecord {
+    /// Recovers what is readable of a damaged or newer record, so that a DEL can remove the attachment. If the
+    /// redirection is missing or unreadable, every netfilter chain of a redirection is attributed to it.
+    pub(crate) fn recover(fields: &Map<String, Value>) -> Option<Self> {
+        let policy = fields.get("policy")?.as_object()?;
+        let mut record: Self = format::parse_known_fields(fields);
+        if Policy::deserialize(&Value::Object(policy.clone())).ok().as_ref() != Some(&record.policy) {
+            record.policy = format::parse_known_fields(policy);
+        }
+        let interception = policy.get("interception");
+        if interception.is_none_or(|found| Interception::deserialize(found).is_err()) {
+            let settings = interception.and_then(Value::as_object);
+            let settings = settings.and_then(|found| found.values().find_map(Value::as_object));
+            let redirect: Redirect = settings.map(format::parse_known_fields).unwrap_or_default();
+            let everything = Redirect {
+                inbound_interception_mode: InterceptionMode::Tproxy,
+                dns: DnsCapture::All,
+                drop_invalid: true,
+                ..redirect.clone()
+            };
+            record.policy.interception = Interception::On(Box::new(redirect));
+            let interception = Interception::On(Box::new(everything));
+            record.previous_policy = Some(Policy { interception, ..record.policy.clone() });
+        }
+        Some(record)
+    }
+
+    /// Adds what 0.2.0 saved in the record of each attachment. `is_recorded`: whether the pod sandbox has a record.
+    fn add_shared_to(&self, sandbox: &mut SandboxRecord, is_recorded: bool) {
+        sandbox.ip6 |= self.ip6;
+        sandbox.created_tables.add(&self.created_tables);
+        match &self.fixtures {
+            Some(fixtures) => sandbox.fixtures.extend(fixtures),
+            // Everything that the rules may need.
+            None if !is_recorded => {
+                let policies = [Some(&self.policy), self.previous_policy.as_ref()];
+                policies.into_iter().flatten().for_each(|policy| sandbox.fixtures.extend(&fixtures(policy, true)));
+            }
+            None => {}
+        }
+        if !is_recorded && let (Some(id), Some(path)) = (self.netns_id, &self.netns_path) {
+            sandbox.set_netns(path, id);
+            sandbox.added_since_boot = self.added_since_boot;
+        }
+    }
+
+    /// Returns the format of the redirection that may be in the kernel because of this attachment.
+    fn format_of_redirection(&self) -> Option<RuleFormat> {
+        let redirects = |policy: &Policy| policy.redirect().is_some();
+        let may_redirect = redirects(&self.policy) || self.previous_policy.as_ref().is_some_and(redirects);
+        (self.netns_id.is_some() && may_redirect).then_some(self.rule_format)
+    }
+}
+
 /// The records of one pod sandbox.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct SandboxRecords {
     /// Those of all attachments, sorted by attachment.
     pub(super) attachments: Vec<(Attachment, AttachmentRecord)>,
@@ -36,31 +122,44 @@ pub(crate) struct SandboxRecords {
 impl SandboxRecords {
     /// Reads the records of a pod sandbox. Skips those of another network namespace, which is gone.
     pub(super) fn read(store: &Store, container_id: &str, netns: &NetNs) -> Result<Self, Error> {
-        Self::read_of(store, container_id, &store.attachments_of(container_id)?, netns.id())
+        Self::read_of(store, container_id, &store.attachments_of(container_id)?, netns.id(), None)
     }
 
-    /// Reads the records of these `attachments` of a pod sandbox as [`Self::read`] does.
+    /// Reads the records of these `attachments` of a pod sandbox as [`Self::read`] does. Of a damaged record of `removed`,
+    /// the readable part is used.
     pub(super) fn read_of(
         store: &Store,
         container_id: &str,
         attachments: &[Attachment],
         netns: NetnsId,
+        removed: Option<&Attachment>,
     ) -> Result<Self, Error> {
-        let mut records = Self::read_all(store, attachments)?.of_netns(netns);
+        let mut records = Self::read_all(store, attachments, removed)?.of_netns(netns);
         let found = SandboxRecord::read(store, container_id, netns);
         let is_recorded = found.is_some();
         records.sandbox = found.unwrap_or_default();
         for (_, record) in &records.attachments {
-            records.sandbox.add_from(record, is_recorded);
+            record.add_shared_to(&mut records.sandbox, is_recorded);
         }
         Ok(records)
     }
 
     /// Reads the records of these `attachments`, also those of another network namespace, without what they share.
-    pub(super) fn read_all(store: &Store, attachments: &[Attachment]) -> Result<Self, Error> {
-        let (mut records, mut lists) = (Self::default(), BTreeMap::new());
+    pub(super) fn read_all(
+        store: &Store,
+        attachments: &[Attachment],
+        removed: Option<&Attachment>,
+    ) -> Result<Self, Error> {
+        let mut records = Self::default();
         for attachment in attachments {
-            let record = AttachmentRecord::read_with(store, attachment, &mut lists)?;
+            let record = match store.read(attachment) {
+                Err(error) if error.code == Code::State && removed == Some(attachment) => {
+                    tracing::warn!("DEL removes what the readable part of a damaged record describes: {error}");
+                    let fields = store.read_part(attachment).ok().flatten();
+                    fields.and_then(|fields| AttachmentRecord::recover(&fields))
+                }
+                other => other?,
+            };
             records.attachments.extend(record.map(|record| (attachment.clone(), record)));
         }
         Ok(records)
@@ -85,20 +184,16 @@ impl SandboxRecords {
         self.attachments.sort_by(|(a, _), (b, _)| a.cmp(b));
     }
 
-    /// Checks the size of the saved policies, in which equal lists of exclusions count once.
+    /// Checks the size of the saved policies.
     ///
     /// # Errors
     /// [`Code::InvalidConfig`] with `place`, the limit and the size.
     pub(super) fn check_size(&self, place: impl Display) -> Result<(), Error> {
-        let mut lists: Vec<&BTreeSet<Exclusion>> = Vec::new();
-        for (_, AttachmentRecord { policy, .. }) in &self.attachments {
-            if !lists.contains(&&policy.exclusions) {
-                lists.push(&policy.exclusions);
-            }
-        }
-        let inputs = self.attachments.iter().filter_map(|(_, record)| record.inputs.as_ref());
-        let lists = lists.into_iter().map(|list| serde_json::to_vec(list).map_or(0, |text| text.len()));
-        let size = lists.chain(inputs.map(SavedInputs::len)).sum();
+        let size = |AttachmentRecord { policy, inputs, .. }: &AttachmentRecord| {
+            let exclusions = serde_json::to_vec(&policy.exclusions).map_or(0, |text| text.len());
+            exclusions + inputs.as_ref().map_or(0, SavedInputs::len)
+        };
+        let size = self.attachments.iter().map(|(_, record)| size(record)).sum();
         at_most(MAX_POLICY_BYTES, "bytes of saved policies", place, size)
     }
 
@@ -112,21 +207,16 @@ impl SandboxRecords {
         Policy::united(&policies).map_err(Contradiction::into_error)
     }
 
-    /// Returns the format of the redirection; `None` without one.
-    pub(crate) fn rule_format(&self) -> Option<RuleFormat> {
-        self.attachments.iter().find_map(|(_, record)| record.format_of_redirection())
-    }
-
-    /// Returns the format of the redirection of all attachments except `attachment`.
-    pub(super) fn rule_format_of_others(&self, attachment: &Attachment) -> Option<RuleFormat> {
-        let mut others = self.attachments.iter().filter(|(other, _)| other != attachment);
+    /// Returns the format of the redirection of all attachments, except `other` if it is given; `None` without one.
+    pub(crate) fn rule_format(&self, other: Option<&Attachment>) -> Option<RuleFormat> {
+        let mut others = self.attachments.iter().filter(|(attachment, _)| other != Some(attachment));
         others.find_map(|(_, record)| record.format_of_redirection())
     }
 
     /// Returns every netfilter chain and built-in rule that may be in the iptables tables because of these attachments,
     /// even if a call was killed.
     pub(crate) fn known_rules(&self) -> Ruleset {
-        if self.rule_format() != Some(RuleFormat::Iptables) {
+        if self.rule_format(None) != Some(RuleFormat::Iptables) {
             return Ruleset::default();
         }
         let ruleset = |policy: &Policy| Ruleset::of_redirection(policy, &Family::ALL);
@@ -149,24 +239,17 @@ impl SandboxRecords {
         if self.attachments.iter().all(|(_, record)| record.previous_policy.is_none()) {
             return None;
         }
-        let policies: Vec<_> =
-            self.attachments.iter().map(|(attachment, record)| (attachment, record.previous())).collect();
+        let policies: Vec<_> = self
+            .attachments
+            .iter()
+            .map(|(attachment, record)| (attachment, record.previous_policy.as_ref().unwrap_or(&record.policy)))
+            .collect();
         Policy::united(&policies).ok()
     }
 
     /// Returns whether there are rules for IPv6.
     pub(crate) fn ip6(&self) -> bool {
         self.sandbox.ip6 || self.attachments.iter().any(|(_, record)| record.ip6)
-    }
-
-    /// Returns the routes, policy rules and addresses that were added.
-    pub(crate) const fn fixtures(&self) -> &Fixtures {
-        &self.sandbox.fixtures
-    }
-
-    /// Returns the tables and built-in chains that were created.
-    pub(crate) const fn created_tables(&self) -> &CreatedTables {
-        &self.sandbox.created_tables
     }
 }
 
@@ -190,7 +273,7 @@ impl FormatCounts {
         for sandbox in store.sandboxes()? {
             let attachments = store.attachments_of(&sandbox)?.into_iter();
             let records =
-                attachments.filter_map(|attachment| AttachmentRecord::read(store, &attachment).ok().flatten());
+                attachments.filter_map(|attachment| store.read::<AttachmentRecord>(&attachment).ok().flatten());
             match records.filter_map(|record| record.format_of_redirection()).next() {
                 Some(RuleFormat::Iptables) => counts.iptables += 1,
                 Some(RuleFormat::Nftables) => counts.nftables += 1,
@@ -217,4 +300,23 @@ pub(super) fn attachment(request: &Request, network: &str) -> Attachment {
         network: network.to_owned(),
         ifname: request.ifname.clone(),
     }
+}
+
+/// Returns whether the rules for `policy` include IPv6, in a pod with or without IPv6.
+pub(super) fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
+    match policy.redirect().map(|redirect| redirect.ipv6) {
+        Some(Ipv6::On) => true,
+        Some(Ipv6::Off) => false,
+        Some(Ipv6::Auto) | None => ip6,
+    }
+}
+
+/// Returns the routes, policy rules and addresses that the rules for `policy` need.
+pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
+    let Some(redirect) = policy.redirect() else { return Fixtures::default() };
+    let ip6 = writes_ip6(policy, ip6);
+    let (mark, table) = (redirect.inbound_tproxy_mark, redirect.inbound_tproxy_route_table);
+    let tproxy = redirect.inbound_interception_mode == InterceptionMode::Tproxy;
+    let routing = tproxy.then_some(Routing { mark, table, ip6 }).into_iter().collect();
+    Fixtures { proxy_loopback: ip6, routing }
 }

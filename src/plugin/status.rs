@@ -10,7 +10,6 @@ use crate::cluster;
 use crate::cni::{Code, Error, Kubernetes, NetConf, OWN_LIST, is_configuration_file};
 use crate::firewall::nfnetlink::NfSocket;
 use crate::state::{ROOT, Store};
-use crate::sub_plugins::SubPlugin;
 use crate::trusted_file;
 use serde_json::Value;
 use std::path::Path;
@@ -115,22 +114,14 @@ pub(super) fn has_agent(kubernetes: &Kubernetes) -> bool {
     manifests_dir.is_none() && (agent_socket.is_some() || agent_namespace.is_some())
 }
 
-/// Checks that the kernel accepts the rules of the guard, if the chain has one: `reject` and `fib` are modules.
+/// Checks that the kernel accepts the rules of the guard, if the chain has one.
 fn check_guard(conf: &NetConf) -> Result<(), Error> {
-    if !conf.chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::MeshGuard)) {
-        return Ok(());
-    }
-    let failed = |why| {
-        let msg = format!(
-            "mesh-guard: the kernel refuses its rules: {why}; check that the node's kernel has nft_reject_inet and \
-             nft_fib_inet, or remove mesh-guard"
-        );
-        Error::new(Code::KernelRefused, msg)
-    };
-    match probe::try_guard_rules() {
-        Err(why) if why == probe::NOT_PERMITTED => Ok(()),
-        tried => tried.map_err(failed),
-    }
+    let Some(why) = probe::refused_guard(&conf.chain) else { return Ok(()) };
+    let msg = format!(
+        "mesh-guard: the kernel refuses its rules: {why}; check that the node's kernel has nft_reject_inet and \
+         nft_fib_inet, or remove mesh-guard"
+    );
+    Err(Error::new(Code::KernelRefused, msg))
 }
 
 fn check_kernel() -> Result<(), Error> {

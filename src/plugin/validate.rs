@@ -2,11 +2,11 @@
 //! fail.
 
 use super::evaluation::host_groups;
-use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetConf, SUB_PLUGINS, result};
+use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetConf, Primary, SUB_PLUGINS, result};
 use crate::networks::RunnableConfiguration;
 use crate::suggest::did_you_mean;
 use crate::{cluster, logging, sub_plugins};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::cell::OnceCell;
 use std::path::Path;
 
@@ -73,58 +73,34 @@ pub fn validate(conf: &NetConf, node: TargetNode<'_>) -> Result<Vec<String>, Err
     if let Some(path) = &conf.log_file {
         logging::check_log_file(path).map_err(|why| Error::new(Code::InvalidConfig, format!("log_file: {why}")))?;
     }
-    warnings.extend(check_delegates(conf, node)?);
-    for (place, keys) in delegates(conf) {
-        let about = |error: Error| Error { msg: format!("{place}: {}", error.msg), ..error };
-        let mut own = NetConf::parse(Value::Object(keys).to_string().as_bytes(), CniCommand::Add, "").map_err(about)?;
-        own.kubernetes.clone_from(&conf.kubernetes);
-        let of_delegate = validate(&own, node).map_err(about)?;
-        warnings.extend(of_delegate.into_iter().map(|warning| format!("{place}: {warning}")));
-    }
-    Ok(warnings)
-}
-
-/// Checks the `delegates` as an ADD does before it runs them. Returns a warning for each executable that was not found: it
-/// may be in another directory of `CNI_PATH`.
-///
-/// # Errors
-/// The first key that an ADD would reject.
-fn check_delegates(conf: &NetConf, node: TargetNode<'_>) -> Result<Vec<String>, Error> {
-    let Some(primary) = &conf.primary else { return Ok(Vec::new()) };
-    let DefaultNetwork::Delegates(delegates) = &primary.default else { return Ok(Vec::new()) };
-    let mut warnings = Vec::new();
-    for (i, delegate) in delegates.iter().enumerate() {
-        let place = format!("delegates[{i}]");
-        let parsed = RunnableConfiguration::parse(&place, &delegate.to_string(), None)?;
-        let executables = parsed.types().filter(|kind| !primary.in_process_types.iter().any(|own| own == kind));
-        let missing = executables.filter(|kind| (node.is_installed)(conf, kind) == Some(false));
-        let directories = "the program directories that were searched";
-        warnings.extend(missing.map(|kind| format!("{place}: type {kind:?}: no executable in {directories}")));
-    }
-    Ok(warnings)
-}
-
-/// Returns the `delegates` that run in this process, each as a complete configuration with its place.
-fn delegates(conf: &NetConf) -> Vec<(String, Map<String, Value>)> {
-    let Some(primary) = &conf.primary else { return Vec::new() };
-    let DefaultNetwork::Delegates(delegates) = &primary.default else { return Vec::new() };
-    let mut found = Vec::new();
-    for (i, delegate) in delegates.iter().enumerate() {
-        let plugins = delegate["plugins"].as_array().map(|plugins| plugins.iter().collect::<Vec<_>>());
-        for plugin in plugins.unwrap_or_else(|| vec![delegate]) {
-            let in_process =
-                plugin["type"].as_str().is_some_and(|kind| primary.in_process_types.iter().any(|own| own == kind));
-            let Some(keys) = plugin.as_object().filter(|_| in_process) else { continue };
-            let mut keys = keys.clone();
-            for key in ["name", "cniVersion"] {
-                let value = delegate.get(key).filter(|value| !value.is_null()).cloned();
-                // The name is there: `check_delegates`.
-                keys.insert(key.to_owned(), value.unwrap_or_else(|| conf.cni_version.as_str().into()));
+    if let Some(Primary { default: DefaultNetwork::Delegates(delegates), in_process_types, .. }) = &conf.primary {
+        for (i, delegate) in delegates.iter().enumerate() {
+            let place = format!("delegates[{i}]");
+            let about = |error: Error| Error { msg: format!("{place}: {}", error.msg), ..error };
+            let list = RunnableConfiguration::parse(&place, &delegate.to_string(), None)?;
+            for plugin in &list.plugins {
+                let kind = plugin.kind();
+                if !in_process_types.iter().any(|own| own == kind) {
+                    // It may be in another directory of `CNI_PATH`.
+                    warnings.extend(((node.is_installed)(conf, kind) == Some(false)).then(|| {
+                        format!("{place}: type {kind:?}: no executable in the program directories that were searched")
+                    }));
+                    continue;
+                }
+                let mut keys = plugin.keys.clone();
+                keys.insert("name".to_owned(), list.name.as_str().into());
+                let version =
+                    Some(&list.cni_version).filter(|version| !version.is_empty()).unwrap_or(&conf.cni_version);
+                keys.insert("cniVersion".to_owned(), version.as_str().into());
+                let text = Value::Object(keys).to_string();
+                let mut own = NetConf::parse(text.as_bytes(), CniCommand::Add, "").map_err(about)?;
+                own.kubernetes.clone_from(&conf.kubernetes);
+                let of_delegate = validate(&own, node).map_err(about)?;
+                warnings.extend(of_delegate.into_iter().map(|warning| format!("{place}: {warning}")));
             }
-            found.push((format!("delegates[{i}]"), keys));
         }
     }
-    found
+    Ok(warnings)
 }
 
 #[cfg(test)]

@@ -82,13 +82,22 @@ impl Policy {
             }
             (own, _) => own.clone(),
         };
+        // The guard rejects what the redirection of the start captures.
+        let own = match &self.guard {
+            Some(Guard::Sidecar(own)) => Some(own.as_ref()),
+            _ => self.redirect(),
+        };
+        let guard = match (own, &desired.guard) {
+            (Some(own), Some(Guard::Sidecar(desired))) => Some(Guard::Sidecar(Box::new(own.with_lists_of(desired)))),
+            (_, desired) => desired.clone(),
+        };
         let mut repeated = Self {
             ambient: desired.ambient && self.redirect().is_none(),
             interception,
             exclusions: desired.exclusions.clone(),
             containers: desired.containers.clone(),
             dns_captured_elsewhere: desired.dns_captured_elsewhere,
-            guard: desired.guard.clone(),
+            guard,
         };
         // A policy without rules does not depend on it.
         if !self.is_empty() && !repeated.is_empty() {
@@ -170,6 +179,24 @@ mod tests {
         let expected = Policy { exclusions: excluding(7).exclusions, ..redirecting(lists) };
         assert_eq!(redirecting(Redirect::default()).repeated(&desired), expected);
         assert_eq!(expected.repeated(&expected), expected);
+    }
+
+    /// Attachments that redirect and others that only guard must not contradict each other later.
+    #[test]
+    fn the_guard_of_a_running_pod_keeps_what_its_redirection_keeps() {
+        let guarded = |policy: Policy, redirect: &Redirect| {
+            let guard = Some(Guard::Sidecar(Box::new(redirect.clone())));
+            Policy { guard, ..policy }
+        };
+        let own = Redirect::default();
+        let tproxy = Redirect { inbound_interception_mode: InterceptionMode::Tproxy, ..Redirect::default() };
+        let desired = guarded(Policy::default(), &tproxy);
+        for started in [guarded(Policy::default(), &own), redirecting(own.clone())] {
+            assert_eq!(started.repeated(&desired), guarded(started.clone(), &own));
+        }
+        assert_eq!(Policy::default().repeated(&desired), desired, "a guard that begins");
+        let ended = guarded(Policy::default(), &own).repeated(&Policy::default());
+        assert_eq!(ended.guard, None);
     }
 
     #[test]

@@ -7,7 +7,6 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::fmt;
 
 /// The version of the records that this program writes. The first records had no version.
 pub const VERSION: u32 = 1;
@@ -25,26 +24,6 @@ struct Versioned<'a, T> {
     record: &'a T,
 }
 
-/// The reason why a record can't be used.
-#[derive(Debug)]
-pub enum Unreadable {
-    /// A newer version of this program wrote it.
-    Newer(u32),
-    /// The record is damaged.
-    Json(serde_json::Error),
-}
-
-impl fmt::Display for Unreadable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Newer(version) => {
-                write!(f, "expected format {VERSION} or older, got {version}, written by a newer version of detour")
-            }
-            Self::Json(error) => error.fmt(f),
-        }
-    }
-}
-
 /// The start of the records that [`print`] writes.
 const OWN_START: &[u8] = br#"{"version":1,"#;
 
@@ -60,12 +39,14 @@ pub fn print<T: Serialize>(record: &T) -> Result<Vec<u8>, serde_json::Error> {
 ///
 /// # Errors
 /// The record is damaged or of a newer version.
-pub fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, Unreadable> {
+pub fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     if text.starts_with(OWN_START) {
         return parse_part(text);
     }
     match serde_json::from_slice::<FormatVersion>(text) {
-        Ok(FormatVersion { version }) if version > VERSION => Err(Unreadable::Newer(version)),
+        Ok(FormatVersion { version }) if version > VERSION => {
+            Err(format!("expected format {VERSION} or older, got {version}, written by a newer version of detour"))
+        }
         _ => parse_part(text),
     }
 }
@@ -74,24 +55,19 @@ pub fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, Unreadable> {
 ///
 /// # Errors
 /// The record is damaged.
-pub fn parse_part<T: DeserializeOwned>(text: &[u8]) -> Result<T, Unreadable> {
-    serde_json::from_slice(text).map_err(Unreadable::Json)
+pub fn parse_part<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(text).map_err(|error| error.to_string())
 }
-
-/// The key of the network namespace's identity in records, and its earlier name, which is an alias of the field.
-const NETNS_ID: &str = "netns_id";
-const EARLIER_NETNS_ID: &str = "sandbox";
 
 /// Returns the fields that this version can parse; the others have their defaults.
 #[must_use]
 pub fn parse_known_fields<T: Default + Serialize + DeserializeOwned>(fields: &Map<String, Value>) -> T {
     let Ok(Value::Object(mut all)) = serde_json::to_value(T::default()) else { return T::default() };
     for (key, value) in fields {
-        let key = if key == EARLIER_NETNS_ID { NETNS_ID } else { key };
-        let default = all.insert(key.to_owned(), value.clone());
+        let default = all.insert(key.clone(), value.clone());
         if T::deserialize(&Value::Object(all.clone())).is_err() {
             match default {
-                Some(default) => drop(all.insert(key.to_owned(), default)),
+                Some(default) => drop(all.insert(key.clone(), default)),
                 None => drop(all.remove(key)),
             }
         }
@@ -119,7 +95,7 @@ mod tests {
         assert_eq!(parse::<Two>(&text).expect("this version"), two);
         assert_eq!(parse::<Two>(br#"{"a":1,"b":"x"}"#).expect("no version"), two);
         let newer = br#"{"version":2,"a":"y","b":"x"}"#;
-        let error = parse::<Two>(newer).expect_err("newer").to_string();
+        let error = parse::<Two>(newer).expect_err("newer");
         assert_eq!(error, "expected format 1 or older, got 2, written by a newer version of detour");
         let Ok(Value::Object(fields)) = serde_json::from_slice(newer) else { panic!("an object") };
         assert_eq!(parse_known_fields::<Two>(&fields), Two { a: 0, b: "x".to_owned() });

@@ -100,6 +100,20 @@ impl Store {
         Ok(names_in(&self.root)?.into_iter().filter(|name| !is_temporary(name)).collect())
     }
 
+    /// Returns all attachments that have a record. Other programs may have files in the directory.
+    ///
+    /// # Errors
+    /// The directory can't be read.
+    pub fn attachments(&self) -> Result<Vec<Attachment>, Error> {
+        let of_sandbox = |id: String| {
+            self.attachments_of(&id).unwrap_or_else(|error| {
+                tracing::debug!("{error}");
+                Vec::new()
+            })
+        };
+        Ok(self.sandboxes()?.into_iter().flat_map(of_sandbox).collect())
+    }
+
     /// Writes the record of an attachment and replaces an earlier one.
     ///
     /// # Errors
@@ -136,11 +150,10 @@ impl Store {
             Err(error) if error.kind() == ErrorKind::IsADirectory => fs::remove_dir_all(&path),
             other => other,
         };
-        match removed {
-            Err(error) if !is_missing(&error) && error.kind() != ErrorKind::NotADirectory => {
-                return Err(io_error("remove", &path, &error));
-            }
-            _ => {}
+        if let Err(error) = removed
+            && !is_missing(&error)
+        {
+            return Err(io_error("remove", &path, &error));
         }
         self.remove_directory_if_empty(&attachment.container_id);
         Ok(())
@@ -181,30 +194,6 @@ impl Store {
         }
     }
 
-    /// Returns whether a pod sandbox has a shared file.
-    #[must_use]
-    pub fn has_shared(&self, container_id: &str, name: &str) -> bool {
-        fs::symlink_metadata(self.directory(container_id).join(name)).is_ok()
-    }
-
-    /// Returns the names of a pod sandbox's shared files that start with `prefix`.
-    ///
-    /// # Errors
-    /// The directory can't be read.
-    pub fn shared_with(&self, container_id: &str, prefix: &str) -> Result<Vec<String>, Error> {
-        let names = names_in(&self.directory(container_id))?.into_iter();
-        Ok(names.filter(|name| name.starts_with(prefix)).collect())
-    }
-
-    /// Removes a shared file.
-    ///
-    /// # Errors
-    /// The file can't be removed.
-    pub fn remove_shared(&self, container_id: &str, name: &str) -> Result<(), Error> {
-        let path = self.directory(container_id).join(name);
-        fs::remove_file(&path).map_err(|error| io_error("remove", &path, &error))
-    }
-
     /// Checks that a record can be written now.
     ///
     /// # Errors
@@ -240,16 +229,19 @@ impl Store {
         &self,
         path: &Path,
         of: &dyn fmt::Display,
-        parse: impl FnOnce(&[u8]) -> Result<T, format::Unreadable>,
+        parse: impl FnOnce(&[u8]) -> Result<T, String>,
     ) -> Result<Option<T>, Error> {
-        let text = match read_nofollow(path, MAX_RECORD_BYTES) {
-            Ok(text) => text,
-            // Multus has a file with the name of the pod sandbox's directory.
-            Err(error) if is_missing(&error) || error.kind() == ErrorKind::NotADirectory => return Ok(None),
-            Err(error) if is_permanent(&error) => return Err(unreadable(path, of, &error)),
+        let parsed = match read_nofollow(path, MAX_RECORD_BYTES) {
+            Ok(text) => parse(&text).map(Some),
+            Err(error) if is_missing(&error) => return Ok(None),
+            Err(error) if is_permanent(&error) => Err(error.to_string()),
             Err(error) => return Err(io_error("read", path, &error)),
         };
-        parse(&text).map(Some).map_err(|error| unreadable(path, of, &error))
+        parsed.map_err(|cause| {
+            let path = path.display();
+            let next = "delete the pod, or this file if the pod no longer exists";
+            Error::new(Code::State, format!("{path}: can't read the saved state of {of}: {cause}; {next}"))
+        })
     }
 
     /// Removes the directory of a pod sandbox without records, and temporary files of killed calls in it. A
@@ -288,22 +280,15 @@ fn names_in(directory: &Path) -> Result<Vec<String>, Error> {
     }
 }
 
-/// Returns whether there is no such file. A name that is too long for one never had any.
+/// Returns whether there is no such file. A name that is too long for one never had any, and Multus has a file with the
+/// name of the pod sandbox's directory.
 fn is_missing(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidFilename)
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidFilename | ErrorKind::NotADirectory)
 }
 
 /// Returns whether a retry can't succeed: the path leads to a file that can't be a record.
 fn is_permanent(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::IsADirectory | ErrorKind::InvalidInput | ErrorKind::FileTooLarge)
-}
-
-fn unreadable(path: &Path, of: &dyn fmt::Display, cause: &dyn fmt::Display) -> Error {
-    let msg = format!(
-        "{}: can't read the saved state of {of}: {cause}; delete the pod, or this file if the pod no longer exists",
-        path.display()
-    );
-    Error::new(Code::State, msg)
 }
 
 fn io_error(action: &str, path: &Path, cause: &io::Error) -> Error {

@@ -1,10 +1,11 @@
 //! A sub-plugin chain: its blocks, parsed as completely as possible without a pod, and the input of their evaluation.
 
-use super::ambient::{EnrolledBy, enrolled_by};
+use super::ambient::{EnrolledBy, enrolled_by, labeled_by};
 use super::bounds::ParsedBounds;
 use super::context::{ListAuthor, Resolvers};
 use super::exclude::Exclude;
 use super::mesh_guard::MeshGuard;
+use super::requests::StartedWith;
 use super::settings::Settings;
 use super::sub_plugin::SubPlugin;
 use crate::cni::{ALLOW, Block, BlockReader, Bounds, Code, Error, REQUEST};
@@ -58,6 +59,14 @@ impl<'a> ChainInput<'a> {
     pub(super) fn enrolled_by(&self) -> Option<EnrolledBy> {
         let facts = self.facts?;
         enrolled_by(&facts.pod, facts.namespace.as_ref())
+    }
+
+    /// Returns whether the pod is in the ambient mesh. A running pod gets no sidecar: the annotation that claims one does not
+    /// take a guarded pod out.
+    pub(super) fn is_ambient(&self, running: Option<StartedWith>) -> bool {
+        let is_guarded = running.is_some_and(|running| running.ambient_guard);
+        let is_labeled = |facts: &Facts| labeled_by(&facts.pod, facts.namespace.as_ref()).is_some();
+        self.enrolled_by().is_some() || (is_guarded && self.facts.is_some_and(is_labeled))
     }
 
     /// Returns the block of `sub_plugin` in `args.cni` with its path, unless it is `null`.

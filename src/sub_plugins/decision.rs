@@ -5,6 +5,7 @@ use super::values::parse_bool;
 use crate::cni::NetConf;
 use crate::pod::well_known::{DISABLE_ENVOY, INIT_CONTAINER, INJECT, INJECTION_STATUS};
 use crate::pod::{Container, Pod, PodRef};
+use serde::Serialize;
 use std::fmt;
 
 /// Whether this plugin redirects a pod. `Display` shows one line for logs and users.
@@ -100,7 +101,7 @@ pub fn pod_skip_reason(pod: &Pod) -> Option<SkipReason> {
 }
 
 /// A rule that was considered for a decision.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ConsideredRule {
     /// What must hold for the pod to be redirected.
     pub wanted: &'static str,

@@ -9,8 +9,8 @@ use super::grants::selects;
 use super::istio_redirect::{self, OverridingLayers};
 use super::mesh_guard::MeshGuard;
 use super::requests::{Requests, StartedWith};
-use super::sub_plugin::Note;
-use crate::cni::{Code, Error};
+use super::sub_plugin::{Note, SubPlugin};
+use crate::cni::{Block, Code, Error};
 use crate::pod::well_known::INTERCEPTION_MODE;
 use crate::policy::{AmbientGuard, Guard, Interception};
 
@@ -18,9 +18,14 @@ use crate::policy::{AmbientGuard, Guard, Interception};
 pub const UNGUARDED: &str = "mesh-guard: the pod gets no guard: its init container istio-init redirects it after other \
     containers have used the network; use Istio's CNI plugin or detour instead of istio-init";
 
+/// Returns the blocks of the guard in a chain.
+pub fn guards(chain: &[Block]) -> impl Iterator<Item = &Block> {
+    chain.iter().filter(|block| SubPlugin::of(block) == Some(SubPlugin::MeshGuard))
+}
+
 /// Returns the guard of a pod in the mesh; `None` if the chain has none, or an administrator excludes the namespace.
 /// `interception` is what the chain's own redirection does. `running` is what a running pod has; `None` for a new pod. What
-/// the author of a pod with a sidecar changes later does not end its guard.
+/// the author of a pod changes later does not end its guard, unless the pod's label takes it out of the ambient mesh.
 ///
 /// # Errors
 /// There are no facts, or a setting of the redirection is invalid.
@@ -41,7 +46,7 @@ pub(super) fn guard(
     let is_exempt = |guard: &MeshGuard| guard.exempt.as_ref().is_some_and(|exempt| selects(exempt, Some(facts)));
     let Some(own) = guards.find(|guard| !is_exempt(guard)) else { return Ok(None) };
     let pod = &facts.pod;
-    if input.enrolled_by().is_some() {
+    if input.is_ambient(running) {
         let (dns, inbound, probes) = (own.dns, !bypasses_inbound(pod), own.probes.clone());
         return Ok(Some(Guard::Ambient(AmbientGuard { dns, inbound, probes })));
     }

@@ -34,7 +34,7 @@ pub use context::Resolvers;
 pub use decision::{
     ConsideredRule, Decision, SkipReason, considered, pod_skip_reason, requested_injection, skip_reason,
 };
-pub use guarded::UNGUARDED;
+pub use guarded::{UNGUARDED, guards};
 pub use ids::{namespace_uids, trusts_namespaces};
 pub use ignored::{Ignored, ignored, missing_sub_plugin};
 pub use pod_networks::{default_interface, own_addresses};

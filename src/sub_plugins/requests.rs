@@ -10,6 +10,8 @@ pub struct StartedWith {
     pub redirection: bool,
     /// Whether it has a guard beside a redirection to the sidecar.
     pub guard: bool,
+    /// Whether it has a guard of the ambient mesh.
+    pub ambient_guard: bool,
 }
 
 /// The requests of one pod.

@@ -153,13 +153,13 @@ fn evaluate(
         Some(_) => Decision::LeaveAlone(SkipReason::NotInChain),
         None => decide(chain, input)?,
     };
-    let is_ambient = input.enrolled_by().is_some();
+    let is_ambient = input.is_ambient(running);
     let dns_captured_elsewhere = match input.facts {
         Some(facts) if is_ambient => ambient::captures_dns(&facts.pod),
         facts => facts.map(|facts| settings::captures_dns(&facts.pod)),
     };
     let mut policy = Policy { dns_captured_elsewhere, ambient: is_ambient, ..Policy::default() };
-    let is_meshed = input.facts.is_none_or(|facts| is_meshed(&facts.pod, facts.namespace.as_ref()));
+    let is_meshed = is_ambient || input.facts.is_none_or(|facts| is_meshed(&facts.pod, facts.namespace.as_ref()));
     if is_meshed || running.is_some_and(|running| running.redirection) {
         if decision == Decision::Redirect {
             let is_new = running.is_none();

@@ -2,6 +2,7 @@
 //! `iptables-save`.
 
 mod answers;
+mod boot;
 mod bounds;
 mod call_reports;
 mod fallback;

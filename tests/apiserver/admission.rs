@@ -384,6 +384,7 @@ fn istios_own_ways_around_the_sidecar_are_rejected_if_the_values_list_them() {
     let traffic =
         |key: &str, value: &str| (json!({format!("traffic.sidecar.istio.io/{key}"): value}), spec(7), "traffic");
     let inject = |value: &str| (json!({"sidecar.istio.io/inject": value}), spec(7), "injection");
+    let templates = |value: &str| (json!({"inject.istio.io/templates": value}), spec(7), "injection");
     let of_pod = json!({"securityContext": {"runAsUser": 1337}, "containers": [{"name": "app", "image": "i"}]});
     let named =
         |name: &str, context: Value| json!({"containers": [{"name": name, "image": "i", "securityContext": context}]});
@@ -430,6 +431,8 @@ fn istios_own_ways_around_the_sidecar_are_rejected_if_the_values_list_them() {
             "annotation \"ambient.istio.io/bypass-inbound-capture\": it excludes",
         ),
         (inject("false"), "label or annotation \"sidecar.istio.io/inject\": the pod would have no sidecar"),
+        (templates("gateway"), "annotation \"inject.istio.io/templates\": the pod would have no sidecar"),
+        (templates("sidecar, grpc-agent"), "annotation \"inject.istio.io/templates\": the pod would have no sidecar"),
         ((json!({}), spec(1338), "proxyUser"), "container \"app\": runAsUser is that of the sidecar"),
         ((json!({}), of_pod, "proxyUser"), "container \"app\": runAsUser is that of the sidecar"),
         (
@@ -455,17 +458,17 @@ fn istios_own_ways_around_the_sidecar_are_rejected_if_the_values_list_them() {
         });
     }
     for ((annotations, spec, part), message) in &rejected {
-        let templates = |name: &str| {
+        let two_kinds = |name: &str| {
             let mut objects = objects(name, annotations, spec);
             objects.truncate(2);
             objects
         };
-        for object in templates("istio") {
+        for object in two_kinds("istio") {
             let denied = admitted(&admin, &object).expect_err(message);
             assert!(denied.starts_with(message) && denied.ends_with("admissionPolicy.istio"), "{denied}");
         }
         for other in parts {
-            for object in templates(&other.to_lowercase()) {
+            for object in two_kinds(&other.to_lowercase()) {
                 assert_eq!(admitted(&admin, &object).is_err(), *part == other, "{message}: {other}");
             }
         }
@@ -475,6 +478,7 @@ fn istios_own_ways_around_the_sidecar_are_rejected_if_the_values_list_them() {
     assert!(admitted(&admin, &labelled).is_err());
     // What Istio's injector writes into each pod, with its own defaults and what the configuration excludes anyway.
     let injected = json!({
+        "inject.istio.io/templates": "sidecar",
         "sidecar.istio.io/inject": "true",
         "sidecar.istio.io/interceptionMode": "REDIRECT",
         "traffic.sidecar.istio.io/includeOutboundIPRanges": "*",
@@ -514,12 +518,13 @@ fn the_policy_knows_every_annotation_of_istio() {
         "traffic.sidecar.istio.io/includeOutboundIPRanges",
         "traffic.sidecar.istio.io/kubevirtInterfaces",
     ];
+    const INJECTION: [&str; 2] = ["inject.istio.io/templates", "sidecar.istio.io/inject"];
     // They add to what is captured, configure the proxy itself, or belong to other objects than pods. Istio captures DNS
     // for names, not for authorization.
     const OTHERS: &str = "alpha.istio.io/canonical-serviceaccounts alpha.istio.io/kubernetes-serviceaccounts \
         ambient.istio.io/dns-capture ambient.istio.io/redirection ambient.istio.io/waypoint-inbound-binding \
         galley.istio.io/analyze-suppress gateway.istio.io/controller-version gateway.istio.io/name-override \
-        gateway.istio.io/service-account inject.istio.io/templates istio.io/autoRegistrationGroup istio.io/connectedAt \
+        gateway.istio.io/service-account istio.io/autoRegistrationGroup istio.io/connectedAt \
         istio.io/disconnectedAt istio.io/dry-run istio.io/rev istio.io/use-waypoint-canary-weight \
         istio.io/workloadController kubernetes.io/ingress.class networking.istio.io/exportTo \
         networking.istio.io/service-type networking.istio.io/traffic-distribution prometheus.istio.io/merge-metrics \
@@ -527,7 +532,7 @@ fn the_policy_knows_every_annotation_of_istio() {
         readiness.status.sidecar.istio.io/failureThreshold readiness.status.sidecar.istio.io/initialDelaySeconds \
         readiness.status.sidecar.istio.io/periodSeconds sidecar.istio.io/agentLogLevel sidecar.istio.io/bootstrapOverride \
         sidecar.istio.io/componentLogLevel sidecar.istio.io/discoveryAddress sidecar.istio.io/extraStatTags \
-        sidecar.istio.io/inject sidecar.istio.io/logLevel sidecar.istio.io/nativeSidecar sidecar.istio.io/proxyCPU \
+        sidecar.istio.io/logLevel sidecar.istio.io/nativeSidecar sidecar.istio.io/proxyCPU \
         sidecar.istio.io/proxyCPULimit sidecar.istio.io/proxyImage sidecar.istio.io/proxyImageType \
         sidecar.istio.io/proxyMemory sidecar.istio.io/proxyMemoryLimit sidecar.istio.io/rewriteAppHTTPProbers \
         sidecar.istio.io/statsCompression sidecar.istio.io/statsEvictionInterval sidecar.istio.io/statsFlushInterval \
@@ -540,12 +545,15 @@ fn the_policy_knows_every_annotation_of_istio() {
     let file = format!("target/tools/istio-annotations-{}.go", module.expect("a version"));
     let source = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}: run hack/test.sh"));
     let names = source.lines().filter_map(|line| line.trim().strip_prefix("Name:")?.trim().split('"').nth(1));
-    let mut unknown: Vec<&str> =
-        names.filter(|name| !TRAFFIC.contains(name) && !OTHERS.split(' ').any(|other| other == *name)).collect();
+    let mut unknown: Vec<&str> = names
+        .filter(|name| {
+            !TRAFFIC.contains(name) && !INJECTION.contains(name) && !OTHERS.split(' ').any(|other| other == *name)
+        })
+        .collect();
     unknown.sort_unstable();
     assert_eq!(unknown, [""; 0], "decide whether they exclude traffic: admission-policy-istio.yaml");
     let policy = include_str!("../../manifests/chart/templates/admission-policy-istio.yaml");
-    for name in TRAFFIC {
+    for name in TRAFFIC.into_iter().chain(INJECTION) {
         let key = name.trim_start_matches("traffic.sidecar.istio.io/include");
         assert!(policy.contains(name) || policy.contains(&format!("include{key}")), "{name}");
         assert!(source.contains(&format!("\"{name}\"")), "{name}: Istio removed it");

@@ -1,4 +1,4 @@
-//! Faults of the agent as the plugin sees it through the socket. `tests/agent` and `tests/boot` have the fallback to the
+//! Faults of the agent as the plugin sees it through the socket. `tests/agent` has the fallback to the
 //! API server.
 
 use crate::scene::{manifests, namespace, pod, settings, wanted};

@@ -9,6 +9,7 @@ mod fetch;
 mod kubeconfig;
 mod lists;
 mod manifests;
+mod networks;
 mod own;
 mod scene;
 #[path = "../support/mod.rs"]

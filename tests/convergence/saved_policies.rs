@@ -1,4 +1,4 @@
-//! The saved policies of one pod sandbox: equal lists of exclusions are saved once, and their size has a limit.
+//! The saved policies of one pod sandbox: their size has a limit.
 
 use crate::call::Answer;
 use crate::kernel::Kernel;
@@ -21,47 +21,11 @@ fn call(pod: &Pod, verb: &str, ifname: &str, configuration: &Value) -> Answer {
     pod.call_with(verb, ifname, configuration, &pod.netns().display().to_string())
 }
 
-/// Returns the names and sizes of the files of the pod's saved state.
-fn files(pod: &Pod) -> Vec<(String, u64)> {
+/// Returns the names of the files of the pod's saved state.
+fn files(pod: &Pod) -> Vec<String> {
     let directory = Path::new(STATE).join("attachments").join(&pod.container_id);
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
-    let size = |entry: std::fs::DirEntry| {
-        let size = entry.metadata().expect("readable").len();
-        (entry.file_name().to_string_lossy().into_owned(), size)
-    };
-    entries.map(|entry| size(entry.expect("readable"))).collect()
-}
-
-fn lists(pod: &Pod) -> usize {
-    files(pod).iter().filter(|(name, _)| name.starts_with(".exclusions-")).count()
-}
-
-#[test]
-fn equal_exclusions_of_many_attachments_are_saved_once_and_removed_with_the_last_one() {
-    on_a_node(|| {
-        let (pod, configuration) = (Pod::new(), excluding(10, 5000));
-        let before = Kernel::of(&pod);
-        let attachments: Vec<String> = (1..=8).map(|i| format!("net{i}")).collect();
-        for ifname in &attachments {
-            call(&pod, "ADD", ifname, &configuration).done();
-        }
-        let right = Kernel::of(&pod);
-        let sizes: u64 = files(&pod).iter().map(|(_, size)| size).sum();
-        assert!(lists(&pod) == 1 && sizes < 60_000, "{:?}", files(&pod));
-        for ifname in &attachments {
-            call(&pod, "CHECK", ifname, &configuration).done();
-        }
-        call(&pod, "ADD", "net1", &excluding(10, 7000)).done();
-        assert_eq!(lists(&pod), 2);
-        call(&pod, "DEL", "net1", &configuration).done();
-        assert_eq!(lists(&pod), 1, "the list of a removed attachment is removed");
-        Kernel::of(&pod).assert_is(&right, "after the DEL of one attachment");
-        for ifname in &attachments {
-            call(&pod, "DEL", ifname, &configuration).done();
-        }
-        Kernel::of(&pod).assert_is(&before, "after DEL");
-        assert!(files(&pod).is_empty(), "{:?}", files(&pod));
-    });
+    entries.map(|entry| entry.expect("readable").file_name().to_string_lossy().into_owned()).collect()
 }
 
 /// The files are in memory: each attachment of a pod could fill it further.
@@ -78,7 +42,7 @@ fn more_than_1_mib_of_saved_policies_are_refused() {
         let (ifname, refused) = refused.expect("4 lists of about 400 KB are too many");
         let error = refused.refused(7);
         assert!(error.contains("expected at most 1048576 bytes of saved policies, got "), "{error}");
-        assert!(!files(&pod).iter().any(|(name, _)| name.contains(ifname)), "{:?}", files(&pod));
+        assert!(!files(&pod).iter().any(|name| name.contains(ifname)), "{:?}", files(&pod));
         call(&pod, "CHECK", "net1", &excluding(40, 5000)).done();
         for ifname in ifnames {
             call(&pod, "DEL", ifname, &excluding(40, 5000)).done();

@@ -19,8 +19,6 @@ pub(crate) struct Cluster {
     /// `VERB RESOURCE` of the rights that the plugin lacks.
     pub(crate) denied: Vec<&'static str>,
     pub(crate) events: Vec<Value>,
-    /// Pods of the agent, by node.
-    pub(crate) agents: BTreeMap<String, String>,
 }
 
 impl Cluster {
@@ -60,7 +58,6 @@ impl Cluster {
             more_pods: Vec::new(),
             denied: Vec::new(),
             events: Vec::new(),
-            agents: BTreeMap::new(),
         }
     }
 
@@ -104,12 +101,6 @@ impl Cluster {
             }
             "/api/v1/namespaces" => found(json!({"kind": "NamespaceList", "items": [self.namespace]})),
             "/api/v1/pods" | "/api/v1/namespaces/shop/pods" => found(self.pods(path, query)),
-            "/api/v1/namespaces/kube-system/pods" => {
-                let on = |node: &String| query.contains(&format!("spec.nodeName%3D{node}"));
-                let pods = self.agents.iter().filter(|(node, _)| on(node));
-                let items: Vec<Value> = pods.map(|(_, name)| json!({"metadata": {"name": name}})).collect();
-                found(json!({"kind": "PodList", "items": items}))
-            }
             "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews" => {
                 let review: Value = serde_json::from_slice(&request.body).expect("JSON");
                 let right = &review["spec"]["resourceAttributes"];

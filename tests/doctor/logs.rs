@@ -9,7 +9,7 @@ use std::process::Command;
 const CRIO: &str = "2026-01-01T10:00:00+0000 node-1 crio[901]: time=\"2026-01-01 10:00:00\" level=info msg=\"Adding pod \
     shop_web-0 to CNI network\"";
 const CONTAINERD: &str = "2026-01-01T10:00:01+0000 node-1 containerd[77]: time=\"2026-01-01T10:00:01Z\" level=error \
-    msg=\"RunPodSandbox for name:\\\"web-0\\\" failed\" error=\"plugin type=\\\"multus\\\" failed (add): failed to find plugin \
+    msg=\"RunPodSandbox for name:\\\"web-0\\\" namespace:\\\"shop\\\" failed\" error=\"plugin type=\\\"multus\\\" failed (add): failed to find plugin \
     \\\"istio-cni\\\" in path [/opt/cni/bin]\"";
 const KUBELET: &str = "2026-01-01T10:00:02+0000 node-1 kubelet[42]: I0101 10:00:02.000000 42 kubelet.go:2000] \"SyncLoop \
     UPDATE\" source=\"api\" pods=[\"shop/web-0\"]";
@@ -82,6 +82,11 @@ fn the_last_line_about_the_pod_decides() {
         record(scene, &["containerd", "kubelet"], &[OTHER]);
         let (outcome, found, _) = checked(scene, &[]);
         let expected = "the journal of the last day (containerd, kubelet) has no line about this pod";
+        assert_eq!((outcome.as_str(), found.as_str()), ("pass", expected));
+        // Pods whose name begins with that of the pod, or with its name in another namespace.
+        let others = [CONTAINERD.replace("web-0", "web-01"), CONTAINERD.replace("shop", "bank")];
+        record(scene, &["containerd", "kubelet"], &[&others[0], &others[1], OTHER]);
+        let (outcome, found, _) = checked(scene, &[]);
         assert_eq!((outcome.as_str(), found.as_str()), ("pass", expected));
     });
 }

@@ -6,6 +6,7 @@ mod audit;
 mod confined;
 mod containers;
 mod faults;
+mod find;
 mod forms;
 mod guard;
 mod logs;

@@ -70,7 +70,7 @@ fn invalid_input_exits_with_2() {
         (&["rules", "no-such-name"], "", "/run/netns/no-such-name: expected a network namespace, found none"),
         (&["rules", "no-such-name"], "", "to select a pod, use -n NAMESPACE no-such-name"),
         (&["rules", "/no/such/netns"], "", "/no/such/netns"),
-        (&["rules", "--pid", "1", "--root", "/no/such/root"], "", "--root /no/such/root: No such file"),
+        (&["rules", "--pid", "1", "--root", "/no/such/root"], "", "--root /no/such/root: expected a directory"),
         (&["explain", "-f", "-", "--config", "/no/such/conf"], POD, "/no/such/conf"),
         (&["explain", "-f", "-", "--definitions", "/no/such/definitions"], POD, "/no/such/definitions"),
         (&["explain", "-f", "-", "--namespace-file", "/no/such/namespace"], POD, "/no/such/namespace"),

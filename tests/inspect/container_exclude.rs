@@ -206,41 +206,6 @@ fn the_annotation_without_the_sub_plugin_is_a_warning_with_the_line_to_add() {
 }
 
 #[test]
-fn what_an_add_would_refuse_exits_with_1() {
-    let mut bad = one_uid();
-    annotate(&mut bad, ANNOTATION, "Vault\u{1b}[2J");
-    let run = explain(&bad, &json!([{"type": "container-exclude"}]), &[]);
-    assert_eq!((run.code, run.stderr.as_str()), (1, ""));
-    let start = "an ADD fails: annotation \"detour.io/exclude-containers\" of pod shop/web-0: invalid value ";
-    assert!(run.stdout.starts_with(start) && !run.stdout.contains('\u{1b}'), "{}", run.stdout);
-    let no_facts = json!({
-        "cniVersion": "1.1.0", "name": "istio-cni", "type": "detour",
-        "chain": [{"type": "container-exclude", "containers": "a"}]
-    });
-    let no_facts = file("no-facts.conf", &no_facts.to_string());
-    let run = detour(&["explain", "-f", "-", "--config", &no_facts], &one_uid().to_string(), &[]);
-    assert!(run.code == 1 && run.stdout.contains("chain[0].containers: \"a\" needs facts of the pod"), "{run:?}");
-}
-
-#[test]
-fn validate_checks_blocks_without_a_pod() {
-    for (block, code, wanted) in [
-        (json!({"containers": "vault-*,init-containers", "scope": "dns"}), 0, "valid"),
-        (json!({"containers": "-x"}), 1, "chain[0].containers: invalid value \"-x\"; expected names of containers"),
-        (json!({"container": "x"}), 1, "chain[0].container: unknown key"),
-        (json!({"until": "container-exit"}), 1, "chain[0].until: unknown key"),
-    ] {
-        let mut block = block;
-        block["type"] = "container-exclude".into();
-        let kubernetes = json!({"kubeconfig": "/k"});
-        let conf =
-            json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "kubernetes": kubernetes, "chain": [block]});
-        let run = detour(&["validate", "-"], &conf.to_string(), &[]);
-        assert!(run.code == code && run.stdout.contains(wanted), "{run:?}");
-    }
-}
-
-#[test]
 fn an_init_container_that_shares_its_uid_gets_the_hint_to_exclude_it_by_name() {
     let report = report(&one_uid(), &json!([{"type": "container-exclude"}]));
     assert_eq!(codes(&report), ["init-container-too-early"]);

@@ -2,6 +2,7 @@
 
 mod command_line;
 mod container_exclude;
+mod control_plane;
 mod explain;
 mod guard;
 mod hostile;
@@ -11,6 +12,7 @@ mod picture;
 mod reports;
 mod restore;
 mod run;
+mod service_mesh;
 #[path = "../support/mod.rs"]
 mod support;
 

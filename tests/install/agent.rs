@@ -235,21 +235,6 @@ fn outside_of_a_pod_the_error_names_the_flags_that_replace_a_kubeconfig() {
     assert!(why.contains("--api-server URL and --service-account DIR in place of --kubeconfig"), "{why}");
 }
 
-#[test]
-fn of_two_agents_the_earlier_leads_and_the_later_takes_over_when_it_has_ended() {
-    let scene = Scene::with("agent-two", "10-calico.conflist", CALICO);
-    let first = Agent::start(&scene, "first", &[]);
-    first.wait_for_log(SETTLED);
-    let installed = scene.files();
-    let second = Agent::start(&scene, "second", &[&scene.config("c", &json!({"log_level": "debug"}))]);
-    second.wait_for_log("this agent is on standby");
-    assert_eq!(scene.files(), installed);
-    first.end(Signal::SIGKILL);
-    second.wait_for_log("write /etc/cni/net.d/10-calico.conflist");
-    second.wait_for_log(SETTLED);
-    assert!(scene.read(LIST).contains("\"log_level\": \"debug\""));
-}
-
 /// A rolling update of a DaemonSet ends the earlier agent when the later one is ready.
 #[test]
 fn an_agent_on_standby_is_ready_only_if_it_could_install_the_plugin() {
@@ -283,21 +268,6 @@ fn an_agent_on_standby_removes_nothing_when_it_ends() {
     assert_eq!(scene.files(), installed);
 }
 
-#[test]
-fn a_contested_installation_is_reported_and_repaired_at_growing_intervals() {
-    let scene = Scene::with("agent-fight", "10-calico.conflist", CALICO);
-    let agent = Agent::start(&scene, "a", &[]);
-    for _ in 0..4 {
-        agent.wait_for_log("write /etc/cni/net.d/10-calico.conflist");
-        scene.write(LIST, CALICO);
-    }
-    let line = agent.wait_for_log("another process keeps reverting");
-    assert!(line.contains("10-calico.conflist") && line.contains("next check in 1 s"), "{line}");
-    assert!(line.contains("cni.exclusive=false"), "{line}");
-    agent.wait_for_log("write /etc/cni/net.d/10-calico.conflist");
-    agent.wait_for_log(SETTLED);
-}
-
 /// Restores its own file and renames every other one, as Cilium does by default.
 fn exclusive(list: PathBuf) -> Repeated {
     let new = list.with_file_name("new.cilium_bak");
@@ -326,23 +296,6 @@ fn a_node_is_not_ready_while_another_process_reverts_the_file() {
     agent.wait_for_log(READY);
     assert_eq!(get(&address, "/readyz").0, "200");
     assert!(scene.read(LIST).contains("\"detour\""));
-}
-
-#[test]
-fn single_repairs_leave_the_node_ready() {
-    let scene = Scene::with("agent-honest", "10-calico.conflist", CALICO);
-    let agent = Agent::start(&scene, "a", &["--health-address=127.0.0.1:0"]);
-    let address = agent.address();
-    agent.wait_for_log(READY);
-    for _ in 0..3 {
-        fs::remove_file(scene.path(PROGRAM)).expect("removed");
-        while !scene.path(PROGRAM).exists() {
-            assert_eq!(get(&address, "/readyz").0, "200");
-        }
-        agent.wait_for_log(SETTLED);
-        assert_eq!(get(&address, "/readyz").0, "200");
-    }
-    assert!(!agent.logged().iter().any(|line| line.contains("keeps reverting")));
 }
 
 #[test]

@@ -49,7 +49,6 @@ fn an_invalid_list_of_attachments_or_name_is_refused() {
             r#"[{"name": "a", "kubernetes": {"kubeconfg": "/x"}}]"#,
             "[0]: kubernetes.kubeconfg: unknown key; did you mean \"kubeconfig\"?",
         ),
-        (r#"[{"name": "a", "name": "b"}]"#, "key \"name\" occurs twice"),
         (&format!(r#"[{{"name": "{}"}}]"#, "a".repeat(64)), "[0].name: expected at most 63 characters, got 64"),
         (
             r#"[{"name": "a", "kubernetes": {"kubeconfig": "/missing"}}]"#,

@@ -623,62 +623,6 @@ fn the_name_of_the_network_is_refused_where_it_has_no_effect() {
 }
 
 #[test]
-fn errors_of_add_are_refused_and_ignored_keys_cause_a_warning() {
-    let scene = Scene::with("refused", "10-calico.conflist", CALICO);
-    let config = format!("--config={}", scene.path("config.json").display());
-    assert!(!scene.path("opt/cni/bin").exists(), "the installation creates it");
-    let redirect = |drop_invalid: bool| json!({"type": "istio-redirect", "drop_invalid": drop_invalid});
-    for (keys, why) in [
-        (json!({"chain": [redirect(true), redirect(false)]}), "chain[0] and chain[1] contradict each other"),
-        (json!({"args": {"cni": {"uid-exclude": {"uids": ["x"]}}}}), "args.cni.uid-exclude.uids"),
-        (json!({"prevResult": 5}), "prevResult: expected an object"),
-        (json!({"chian": []}), "chian: unknown key; did you mean \"chain\"?"),
-        (json!({"chain": [{"type": "nothere"}]}), "\"nothere\" is not a sub-plugin, and not an executable"),
-    ] {
-        scene.write("config.json", &keys.to_string());
-        let output = scene.run("install", &[&config]);
-        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code() == Some(2) && stderr.contains(why), "{keys}: {stderr}");
-    }
-    scene.write("config.json", r#"{"dialekt": "auto"}"#);
-    let output = scene.run("install", &[&config]);
-    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{stderr}");
-    assert!(
-        stderr.contains("warning: dialekt: unknown key") && stderr.contains("did you mean \"dialect\"?"),
-        "{stderr}"
-    );
-}
-
-#[test]
-fn unusable_credentials_are_refused() {
-    let scene = Scene::with("credentials", "10-calico.conflist", CALICO);
-    scene.write("etc/foreign.conf", "{}");
-    std::os::unix::fs::chown(scene.path("etc/foreign.conf"), Some(1001), None).expect("root");
-    scene.write("etc/wrong.conf", "{}");
-    scene.write("etc/broken.conf", "users: [");
-    let before = scene.files();
-    for (flag, cause) in
-        [("--kubeconfig=/etc/missing.conf", "No such file"), ("--kubeconfig=/etc/foreign.conf", "owned by UID 1001")]
-    {
-        for more in [&[flag][..], &[flag, "--dry-run"]] {
-            let output = scene.run("install", more);
-            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert_eq!(output.status.code(), Some(2), "{stderr}");
-            assert!(stderr.contains(&flag.replace('=', " ")) && stderr.contains(cause), "{stderr}");
-            assert!(stderr.contains("create it first"), "{stderr}");
-        }
-    }
-    for (flag, cause) in
-        [("--kubeconfig=/etc/wrong.conf", "context"), ("--kubeconfig=/etc/broken.conf", "unclosed bracket")]
-    {
-        let stderr = scene.ends(2, "install", &[flag]);
-        assert!(stderr.contains(&flag.replace('=', " ")) && stderr.contains(cause), "{stderr}");
-    }
-    assert_eq!(scene.files(), before, "nothing has changed");
-}
-
-#[test]
 fn keys_that_select_sub_plugins_replace_the_default_chain() {
     let scene = Scene::with("chain", "10-calico.conflist", CALICO);
     let config = format!("--config={}", scene.path("config.json").display());
@@ -786,41 +730,6 @@ fn the_installation_record_is_private_and_an_invalid_one_is_reported() {
     );
     scene.ok("uninstall", &[]);
     assert_eq!(scene.json(LIST), serde_json::from_str::<Value>(CALICO).expect("JSON"));
-}
-
-/// Runs a program on a node whose state directory is that of the scene.
-const ON_NODE: &str = r#"mount -t tmpfs -o mode=0755 tmpfs /var/lib && mkdir -p /var/lib/cni/detour &&
-mount --bind "$0" /var/lib/cni/detour && exec "$@""#;
-
-#[test]
-fn the_plugin_accepts_the_installed_configuration() {
-    let scene = Scene::new("understood");
-    let certificate = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
-    scene.write("sa/ca.crt", &certificate.cert.pem());
-    scene.write("sa/token", "a-token");
-    // The port of a closed listener: no process listens on it.
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("bound");
-    let installed = Command::new(program())
-        .args(["install", "--chained=false", &scene.config("c", &json!({"cniVersion": "1.1.0"}))])
-        .arg(format!("--root={}", scene.root.display()))
-        .arg(format!("--service-account={}", scene.path("sa").display()))
-        .env_clear()
-        .env("KUBERNETES_SERVICE_HOST", closed.ip().to_string())
-        .env("KUBERNETES_SERVICE_PORT", closed.port().to_string())
-        .status();
-    assert!(installed.expect("it starts").success());
-    let status = Command::new("unshare")
-        .args(["--mount", "sh", "-c", ON_NODE])
-        .args([scene.path("var/lib/cni/detour"), scene.path("opt/cni/bin/detour")])
-        .env("CNI_COMMAND", "STATUS")
-        .env("CNI_PATH", "/opt/cni/bin")
-        .stdin(fs::File::open(scene.path("etc/cni/net.d/istio-cni.conf")).expect("there"))
-        .output()
-        .expect("it starts");
-    let error: Value = serde_json::from_slice(&status.stdout).expect("an error object");
-    let details = error["details"].as_str().expect("details");
-    assert_eq!(error["code"], 50, "{error}");
-    assert!(details.contains(&closed.to_string()) && details.contains("refused"), "it asked there: {details}");
 }
 
 #[test]

@@ -109,14 +109,6 @@ fn a_killed_conversion_to_a_list_leaves_valid_files() {
 }
 
 #[test]
-fn a_killed_installation_of_an_attachment_leaves_valid_files() {
-    let scene = Scene::with("crash-own", "10-calico.conflist", CALICO);
-    scene.write("etc/cni/multus/net.d/other.conf", r#"{"cniVersion":"0.3.1","name":"other","type":"other"}"#);
-    let more = ["--platform=openshift", "--name=istio-cni"];
-    kill_everywhere(&scene, &VISIBLE, &more, "etc/cni/multus/net.d", "var/lib/cni/bin");
-}
-
-#[test]
 fn a_killed_installation_of_the_own_list_leaves_valid_files() {
     let scene = Scene::with("crash-own-list", "10-calico.conflist", CALICO);
     kill_everywhere(&scene, &VISIBLE, &["--own-list=true"], "etc/cni/net.d", "opt/cni/bin");

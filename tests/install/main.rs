@@ -2,6 +2,7 @@
 
 mod agent;
 mod attachments;
+mod cluster_cnis;
 mod command;
 mod crash;
 mod credentials;

@@ -87,22 +87,6 @@ fn an_edited_renamed_or_deleted_own_list_is_restored() {
 }
 
 #[test]
-fn the_node_stays_ready_while_another_process_keeps_writing_the_source() {
-    let scene = Scene::with("own-ready", "10-calico.conflist", CALICO);
-    let agent = Agent::start(&scene, "a", &[OWN_LIST, HEALTH]);
-    let address = agent.address();
-    agent.wait_for_log(READY);
-    for i in 0..50 {
-        // In place, so that it is empty for a moment.
-        scene.write(SOURCE, &list(&format!("changed-{i}")));
-        assert!(is_ready(&address), "{}", get(&address, "/readyz").1);
-        assert_eq!(types(&scene, OWN), ["calico", "portmap", "bandwidth", "detour"]);
-    }
-    until("the copy follows", || network(&scene, OWN) == "changed-49");
-    assert!(is_ready(&address), "{}", get(&address, "/readyz").1);
-}
-
-#[test]
 fn without_its_source_the_last_copy_stays_and_the_node_is_not_ready() {
     let scene = Scene::with("own-missing", "10-calico.conflist", CALICO);
     let agent = Agent::start(&scene, "a", &[OWN_LIST, HEALTH]);
@@ -159,24 +143,6 @@ fn a_list_that_is_too_large_or_not_utf_8_is_not_passed_over() {
         agent.wait_for_log("expected UTF-8 text of at most 1 MiB");
         assert_eq!(scene.read(OWN), copy);
     }
-}
-
-#[test]
-fn a_list_behind_symbolic_links_is_followed() {
-    let scene = Scene::with("own-link", "readme.txt", "");
-    scene.write("etc/calico/..1/net.conflist", CALICO);
-    symlink("..1", scene.path("etc/calico/..data")).expect("linked");
-    symlink("../../calico/..data/net.conflist", scene.path(SOURCE)).expect("linked");
-    let agent = Agent::start(&scene, "a", &[OWN_LIST]);
-    agent.wait_for_log(SETTLED);
-    scene.write("etc/calico/..1/net.conflist", &list("written"));
-    until("a change of the file is followed", || network(&scene, OWN) == "written");
-    // As the kubelet replaces the files of a ConfigMap.
-    scene.write("etc/calico/..2/net.conflist", &list("replaced"));
-    symlink("..2", scene.path("etc/calico/new")).expect("linked");
-    fs::rename(scene.path("etc/calico/new"), scene.path("etc/calico/..data")).expect("renamed");
-    until("a change of the link is followed", || network(&scene, OWN) == "replaced");
-    assert!(scene.path(SOURCE).is_symlink());
 }
 
 #[test]

@@ -2,9 +2,8 @@
 
 use crate::configuration::{chain, exclude_1337, story};
 use crate::dialect::Dialect;
-use crate::exclusions_first::ISTIO;
 use crate::expectations::*;
-use crate::istio::{Dns, redirected_world, rules};
+use crate::istio::Dns;
 use crate::pod::{self, APP_PROCESS, PROXY};
 use crate::support::cgroup::Cgroup;
 use crate::world::*;
@@ -12,7 +11,6 @@ use detour_cni::firewall::ContainerElement;
 use detour_cni::policy::ContainerScope;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
-use std::path::Path;
 
 /// The excluded container, and the beginning of an ID.
 const NAME: &str = "vault-agent-init";
@@ -94,17 +92,6 @@ in_both_dialects! {
             a_query_leaves_one_replied_entry(&world, APP_PROCESS, OTHER_RESOLVER);
         });
         everything_is_captured(&world);
-    }
-
-    fn containers_are_excluded_without_dns_capture(dialect) {
-        let (world, cgroup) = world(Dns::Left, ContainerScope::All, dialect);
-        world.within(&cgroup, || {
-            tcp_is_direct(&world, APP_PROCESS);
-            dns_is_direct(&world, APP_PROCESS, RESOLVER);
-            a_query_leaves_one_replied_entry(&world, APP_PROCESS, OTHER_RESOLVER);
-        });
-        tcp_is_captured(&world, APP_PROCESS);
-        a_query_leaves_one_replied_entry(&world, APP_PROCESS, RESOLVER);
     }
 
     /// Queries to other servers must not get the zone of captured ones: their answers are in no zone.
@@ -204,26 +191,6 @@ in_both_dialects! {
         while groups.pop().is_some() {}
     }
 
-    fn the_state_does_not_depend_on_the_order_of_attachments(dialect) {
-        let all = |world: &World| dialect.of(excluding(world, Dns::Captured, "all"));
-        let dns = |world: &World| {
-            let sub_plugins = json!([{ "type": "container-exclude", "containers": [NAME], "scope": "dns" }]);
-            dialect.of(chain(&story(world, Dns::Captured, &[]), sub_plugins))
-        };
-        let states = [true, false].map(|all_first| {
-            let world = World::new(Families::Both);
-            let [first, second] = if all_first { [all(&world), dns(&world)] } else { [dns(&world), all(&world)] };
-            world.call("ADD", &first).interface("net1").run().done();
-            world.call("ADD", &second).interface("net2").run().done();
-            let state = state(&world);
-            world.call("ADD", &first).interface("net1").run().done();
-            assert!(self::state(&world) == state);
-            state
-        });
-        assert_eq!(states[0], states[1]);
-        assert!(states[0].iter().any(|text| text.contains("@excluded-all") && text.contains("@excluded-dns")));
-    }
-
     /// An element lives as long as its set: also through a second attachment, a repair, and a changed input.
     fn live_elements_survive_changes_of_the_table(dialect) {
         let (world, cgroup) = world(Dns::Captured, ContainerScope::All, dialect);
@@ -248,45 +215,6 @@ in_both_dialects! {
         world.within(&cgroup, || tcp_is_direct(&world, APP_PROCESS));
     }
 
-    fn check_finds_any_damage_of_the_table_and_add_repairs_it(dialect) {
-        let (world, cgroup) = world(Dns::Captured, ContainerScope::All, dialect);
-        let configuration = dialect.of(excluding(&world, Dns::Captured, "all"));
-        let whole = state(&world);
-        let count = world.native_rules().iter().filter(|(place, _)| place.starts_with("detour-exclusions ")).count();
-        assert!(count > 20, "{whole:?}");
-        let damages = (0..count).step_by(5).map(|index| {
-            let rules = |(place, _): &(String, u64)| place.starts_with("detour-exclusions ");
-            let (place, handle) = world.native_rules().into_iter().filter(rules).nth(index).expect("a rule");
-            format!("delete rule inet {place} handle {handle}")
-        });
-        let others = [
-            "delete table inet detour-exclusions",
-            "insert rule inet detour-exclusions NAT_OUTPUT counter accept",
-            "add chain inet detour-exclusions mine",
-            "flush chain inet detour-exclusions DETOUR_DIRECT",
-        ];
-        for damage in damages.collect::<Vec<_>>().into_iter().chain(others.map(str::to_owned)) {
-            // A repair changes the handles.
-            let damage = match damage.rsplit_once(" handle ") {
-                Some(_) => {
-                    let rules = |(place, _): &(String, u64)| damage.contains(place.as_str());
-                    let (place, handle) = world.native_rules().into_iter().find(rules).expect("a rule");
-                    format!("delete rule inet {place} handle {handle}")
-                }
-                None => damage,
-            };
-            world.nft(&damage);
-            let output = world.call("CHECK", &configuration).run();
-            assert_eq!(output.refused().0, 103, "{damage}");
-            assert!(output.stdout["details"].to_string().contains("inet detour-exclusions"), "{}", output.stdout);
-            world.add(&configuration);
-            assert_eq!(state(&world), whole, "{damage}");
-            world.call("CHECK", &configuration).run().done();
-        }
-        world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
-        only_the_container_bypasses(&world, &cgroup);
-    }
-
     fn the_last_del_removes_the_table(dialect) {
         let (world, cgroup) = world(Dns::Captured, ContainerScope::All, dialect);
         let other = dialect.of(only_excluding(&world));
@@ -296,20 +224,6 @@ in_both_dialects! {
         world.call("DEL", &other).interface("net2").run().done();
         assert_eq!(world.native_tables(), Vec::<String>::new());
         assert!(world.families().iter().all(|family| world.iptables_save(*family).is_empty()));
-    }
-
-    fn a_block_that_excludes_nothing_leaves_the_rules_unchanged(dialect) {
-        let states = [
-            json!([{ "type": "istio-redirect" }]),
-            json!([{ "type": "istio-redirect" }, { "type": "container-exclude" }]),
-            json!([{ "type": "istio-redirect" }, { "type": "container-exclude", "containers": ["missing", "no-*"] }]),
-        ]
-        .map(|sub_plugins| {
-            let world = World::new(Families::Both);
-            world.add(&dialect.of(chain(&story(&world, Dns::Captured, &[]), sub_plugins)));
-            state(&world)
-        });
-        assert!(!states[0].is_empty() && states.iter().all(|state| *state == states[0]), "{states:#?}");
     }
 
     /// The kernel counts levels from the cgroup namespace of the process that writes a rule, and the plugin enters the
@@ -364,59 +278,6 @@ fn state(world: &World) -> Vec<String> {
     iptables.chain(world.native_tables().into_iter().map(without_elements)).filter(|text| !text.is_empty()).collect()
 }
 
-/// The redirection of istio-init runs after every attachment, that of istio-cni before or after.
-#[test]
-fn containers_are_excluded_from_redirections_by_iptables() {
-    for attached_first in [true, false] {
-        let world = if attached_first { World::new(Families::Both) } else { redirected_world(Dns::Captured) };
-        world.add(&only_excluding(&world));
-        if attached_first {
-            for &family in world.families() {
-                world.iptables_restore(family, &rules(family, Dns::Captured, PROXY.uid));
-            }
-        }
-        let before = world.families().iter().map(|&family| world.iptables_save(family)).collect::<Vec<_>>();
-        let cgroup = Cgroup::new();
-        world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
-        only_the_container_bypasses(&world, &cgroup);
-        let after = world.families().iter().map(|&family| world.iptables_save(family)).collect::<Vec<_>>();
-        assert_eq!(before, after);
-        world.call("CHECK", &only_excluding(&world)).run().done();
-        world.call("DEL", &only_excluding(&world)).run().done();
-        assert_eq!(world.native_tables(), Vec::<String>::new());
-        tcp_is_captured(&world, APP_PROCESS);
-    }
-}
-
-#[test]
-fn containers_are_excluded_from_istios_native_redirection() {
-    for attached_first in [true, false] {
-        let world = World::new(Families::Both);
-        if !attached_first {
-            world.nft(ISTIO);
-        }
-        world.add(&only_excluding(&world));
-        if attached_first {
-            world.nft(ISTIO);
-        }
-        let cgroup = Cgroup::new();
-        world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
-        only_the_container_bypasses(&world, &cgroup);
-    }
-}
-
-#[test]
-fn containers_are_excluded_from_redirections_by_iptables_legacy() {
-    let world = World::new(Families::Both);
-    for &family in world.families() {
-        world.legacy_restore(family, &rules(family, Dns::Captured, PROXY.uid));
-    }
-    world.add(&only_excluding(&world));
-    let cgroup = Cgroup::new();
-    world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
-    only_the_container_bypasses(&world, &cgroup);
-}
-
 /// `hostUsers: false`: the network namespace belongs to another user namespace.
 #[test]
 fn containers_of_a_pod_with_its_own_users_are_excluded() {
@@ -425,53 +286,4 @@ fn containers_of_a_pod_with_its_own_users_are_excluded() {
     let cgroup = Cgroup::new();
     world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
     only_the_container_bypasses(&world, &cgroup);
-}
-
-/// Exclusions have no rule format.
-#[test]
-fn an_attachment_with_excluded_containers_only_keeps_the_format_open() {
-    for dialect in [Dialect::Iptables, Dialect::Nftables] {
-        let world = World::new(Families::Both);
-        world.add(&only_excluding(&world));
-        let redirecting = dialect.of(exclude_1337(&story(&world, Dns::Captured, &[])));
-        world.call("ADD", &redirecting).interface("net2").run().done();
-        assert_eq!(world.iptables_save(Family::V4).is_empty(), dialect == Dialect::Nftables);
-        assert_eq!(world.native_redirection().is_empty(), dialect == Dialect::Iptables);
-    }
-}
-
-/// Rules without saved state: the pod's files are lost, or another node agent cleaned up.
-#[test]
-fn del_removes_a_table_without_saved_state() {
-    for dialect in [Dialect::Iptables, Dialect::Nftables] {
-        let world = World::new(Families::V4);
-        let configuration = dialect.of(excluding(&world, Dns::Captured, "all"));
-        world.add(&configuration);
-        std::fs::remove_dir_all(Path::new("/run/detour/attachments").join(&world.name)).expect("its state is there");
-        world.call("DEL", &configuration).run().done();
-        assert!(world.native_tables().iter().all(|table| !table.contains("detour-exclusions")));
-    }
-}
-
-/// Another process fills the table or the pod with rules: DEL can't read them all.
-#[test]
-fn del_removes_the_table_among_too_many_rules() {
-    for fills_the_table in [true, false] {
-        let world = World::new(Families::V4);
-        let configuration = excluding(&world, Dns::Left, "all");
-        world.add(&configuration);
-        if fills_the_table {
-            world.nft(&"add rule inet detour-exclusions DETOUR_OUTPUT counter\n".repeat(21_000));
-        } else {
-            let rule = |number: u32| {
-                let [_, b, c, d] = number.to_be_bytes();
-                format!("-A OUTPUT -p tcp -d 10.{b}.{c}.{d}/32 --dport 80 -j ACCEPT\n")
-            };
-            let rules: String = (0..21_000).map(rule).collect();
-            world.iptables_restore(Family::V4, &format!("*nat\n{rules}COMMIT\n"));
-        }
-        assert_eq!(world.call("CHECK", &configuration).run().refused().0, 107);
-        world.call("DEL", &configuration).run().done();
-        assert_eq!(world.native_tables(), Vec::<String>::new());
-    }
 }

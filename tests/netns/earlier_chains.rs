@@ -94,3 +94,91 @@ fn a_nat_chain_without_a_translation_is_no_finding() {
     let trace = traced(&world, from, SERVER.at(Family::V4, HTTPS));
     assert_eq!((trace.arrives_at.as_str(), trace.caveats), ("sidecar:15001", Vec::new()));
 }
+
+/// Returns the trace of a connection of the application, and where it arrives.
+fn sent(world: &World) -> (Trace, Arrival) {
+    let to = SERVER.at(Family::V4, HTTPS);
+    let from = Sender::Process { uid: APP_PROCESS.uid, gid: Some(APP_PROCESS.gid), set: None };
+    (traced(world, from, to), world.pod_sends(APP_PROCESS, Protocol::Tcp, to))
+}
+
+fn names(report: &Trace, place: &str) -> bool {
+    report.caveats.iter().any(|caveat| caveat.starts_with(place))
+}
+
+/// The name of a table is no evidence that it is Istio's.
+#[test]
+fn a_redirection_to_another_port_in_a_table_with_istios_name_is_named_by_every_report() {
+    for table in ["ip istio-proxy-x", "inet istio-proxy-x", "inet istio-ambient-x"] {
+        let world = World::new(Families::V4);
+        let configuration = configuration(&world, Dialect::Iptables, false);
+        world.add(&configuration);
+        world.nft(&format!(
+            "table {table} {{ chain o {{ type nat hook output priority -150; tcp dport 443 redirect to :9999; }}; }}"
+        ));
+        let place = format!("chain o of table {table} with priority -150");
+        let (trace, arrival) = sent(&world);
+        assert!(is_taken(&arrival) && names(&trace, &place), "{table}: {trace:#?}");
+        assert_eq!(trace.arrives_at, "sidecar:15001", "{table}");
+        assert_eq!(world.call("CHECK", &configuration).run().refused().0, 103, "{table}");
+    }
+}
+
+in_both_dialects! {
+    /// A packet that is not tracked passes no nat chain.
+    fn a_chain_that_ends_connection_tracking_is_named_by_every_report(dialect) {
+        let world = World::new(Families::V4);
+        let configuration = configuration(&world, dialect, false);
+        world.add(&configuration);
+        world.nft(
+            "table inet vpn { chain o { type filter hook output priority -300; tcp dport 443 notrack; }; \
+             chain p { type filter hook prerouting priority -300; tcp sport 443 notrack; }; }",
+        );
+        let place = "chain o of table inet vpn with priority -300 can end the tracking of outbound connections";
+        let (trace, arrival) = sent(&world);
+        assert!(matches!(arrival, Arrival::Direct { .. }), "{arrival:?}");
+        assert!(names(&trace, place), "{trace:#?}");
+        let report = LiveRules::read(&world.netns(), &state::Store::new(state::ROOT)).expect("readable");
+        assert_eq!(report.report(&world.netns()).as_asked, Some(false));
+        let output = world.call("CHECK", &configuration).run();
+        assert_eq!(output.refused().0, 103);
+        assert!(output.stdout["details"].as_str().is_some_and(|text| text.contains("chain o of table inet vpn")));
+    }
+
+    /// TPROXY assigns a listener in any chain of prerouting.
+    fn a_chain_that_assigns_a_listener_is_named_by_every_report(dialect) {
+        let world = World::new(Families::V4);
+        let configuration = configuration(&world, dialect, false);
+        world.add(&configuration);
+        world.nft(&format!(
+            "table ip vpn {{ chain p {{ type filter hook prerouting priority -160; tcp dport {APP} tproxy to :9999 accept; }}; }}"
+        ));
+        let trace = traced(&world, Sender::Inbound(Some(GATEWAY.ip(Family::V4))), POD.at(Family::V4, APP));
+        assert!(names(&trace, "chain p of table ip vpn with priority -160 can redirect inbound"), "{trace:#?}");
+        assert_eq!(world.call("CHECK", &configuration).run().refused().0, 103);
+    }
+}
+
+/// A chain that drops packets is another tool's own matter, but a trace says that they may not arrive.
+#[test]
+fn a_chain_that_drops_packets_is_a_caveat_and_no_drift() {
+    let drops = [
+        "chain x { type filter hook output priority -400; tcp dport 443 drop; }",
+        "chain x { type filter hook output priority 50; policy drop; tcp dport 15001 accept; udp dport 53 accept; }",
+        "chain x { type filter hook output priority 50; oifname lo reject; }",
+    ];
+    for chain in drops {
+        let world = World::new(Families::V4);
+        let configuration = configuration(&world, Dialect::Iptables, false);
+        world.add(&configuration);
+        world.nft(&format!("table ip vpn {{ {chain}; }}"));
+        let to = SERVER.at(Family::V4, HTTPS);
+        let from = Sender::Process { uid: APP_PROCESS.uid, gid: Some(APP_PROCESS.gid), set: None };
+        let trace = traced(&world, from, to);
+        let names_it = |caveat: &String| {
+            caveat.starts_with("chain x of table ip vpn") && caveat.contains("can drop outbound connections")
+        };
+        assert!(trace.caveats.iter().any(names_it), "{chain}: {trace:#?}");
+        world.call("CHECK", &configuration).run().done();
+    }
+}

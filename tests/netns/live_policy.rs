@@ -177,32 +177,6 @@ in_both_dialects! {
         world.call("CHECK", &dialect.of(exclude_1337(&states[1]))).run().done();
     }
 
-    fn a_flood_of_new_connections_meets_the_old_or_the_new_policy(dialect) {
-        let world = World::new(Families::Both);
-        let states = [false, true].map(|excludes| written(&world, Dns::Left, &annotations(excludes)));
-        world.add(&dialect.of(exclude_1337(&states[0])));
-        let mut floods = Vec::new();
-        for &family in world.families() {
-            let (server, app) = (SERVER.at(family, HTTPS), POD.at(family, APP));
-            let direct = Arrival::direct(server, POD.ip(family));
-            let outbound = Traffic::connections(world.netns(), APP_PROCESS, server);
-            floods.push((outbound, vec![Arrival::captured(OUTBOUND, server), direct.clone()]));
-            let inbound = Traffic::connections(world.outside_netns(), ROOT, app);
-            floods.push((inbound, vec![Arrival::captured(INBOUND, app), Arrival::direct(app, GATEWAY.ip(family))]));
-            floods.push((Traffic::connections(world.netns(), PROXY, server), vec![direct]));
-        }
-        for switch in 1..=SWITCHES {
-            follow(&world, &states[switch % 2]).expect("applied");
-            floods.iter().for_each(|(flood, _)| flood.wait_for(3));
-        }
-        for (flood, expected) in floods {
-            let (arrivals, connections) = flood.stop();
-            println!("{connections} connections: {arrivals:?}");
-            assert!(arrivals.iter().all(|arrival| expected.contains(arrival)), "{arrivals:?}");
-            assert_eq!(arrivals.len(), expected.len(), "{arrivals:?}");
-        }
-    }
-
     fn each_query_of_one_socket_is_answered(dialect) {
         let world = World::new(Families::Both);
         let states = [false, true].map(|excludes| written(&world, Dns::Captured, &annotations(excludes)));

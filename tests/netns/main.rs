@@ -5,7 +5,6 @@
 mod dialect;
 
 mod ambient;
-mod attachments;
 mod bounds;
 mod configuration;
 mod container_check;
@@ -19,11 +18,9 @@ mod guard;
 mod home_made_plugin;
 mod iptables_view;
 mod istio;
-mod istio_init;
 mod late_ipv6;
 mod limits;
 mod live_policy;
-mod many_uids;
 mod migration;
 mod native;
 mod own_users;

@@ -26,35 +26,20 @@ in_both_dialects! {
         let world = world(dialect, &[], json!({ "type": "dns-exclude", "resolvers": addresses(OTHER_RESOLVER) }));
         dns_is_direct(&world, APP_PROCESS, OTHER_RESOLVER);
         dns_is_direct(&world, PROXY, OTHER_RESOLVER);
+        a_query_leaves_one_replied_entry(&world, APP_PROCESS, OTHER_RESOLVER);
         dns_is_captured(&world, APP_PROCESS, RESOLVER);
         tcp_is_captured(&world, APP_PROCESS);
-    }
-
-    fn a_query_to_an_excluded_address_leaves_one_replied_entry(dialect) {
-        let world = world(dialect, &[], json!({ "type": "dns-exclude", "resolvers": addresses(OTHER_RESOLVER) }));
-        a_query_leaves_one_replied_entry(&world, APP_PROCESS, OTHER_RESOLVER);
-    }
-
-    fn a_resolver_is_excluded_by_annotation(dialect) {
-        let resolvers = addresses(OTHER_RESOLVER).join(",");
-        let world = world(dialect, &[("detour.io/exclude-dns", &resolvers)], json!({ "type": "dns-exclude" }));
-        dns_is_direct(&world, APP_PROCESS, OTHER_RESOLVER);
-        dns_is_captured(&world, APP_PROCESS, RESOLVER);
     }
 
     fn resolvers_in_istios_excluded_ranges_are_excluded(dialect) {
         let world = world(dialect, &[RANGES], json!({ "type": "dns-exclude", "resolvers": "excluded-ranges" }));
         dns_is_direct(&world, APP_PROCESS, VAULT);
+        a_query_leaves_one_replied_entry(&world, APP_PROCESS, VAULT);
         dns_is_captured(&world, APP_PROCESS, RESOLVER);
         for &family in world.families() {
             let to = VAULT.at(family, HTTPS);
             assert_eq!(world.pod_sends(APP_PROCESS, Protocol::Tcp, to), Arrival::direct(to, POD.ip(family)));
         }
-    }
-
-    fn a_query_to_istios_excluded_ranges_leaves_one_replied_entry(dialect) {
-        let world = world(dialect, &[RANGES], json!({ "type": "dns-exclude", "resolvers": "excluded-ranges" }));
-        a_query_leaves_one_replied_entry(&world, APP_PROCESS, VAULT);
     }
 
     /// Istio itself does not honor excluded ranges for DNS; `excluded-ranges` exists for this reason.

@@ -38,46 +38,6 @@ fn existing_and_selected_secondary_interfaces_are_excluded() {
     assert!(!rules.contains("eth0"), "{rules}");
 }
 
-/// A primary user-defined network of OVN-Kubernetes: `eth0` carries only probes, and the pod's default route is on
-/// another interface.
-#[test]
-fn an_interface_with_the_default_route_is_captured() {
-    let world = World::new(Families::Both);
-    for (interface, peer) in [("ovn-udn1", "far0"), ("net2", "far1"), ("data0", "far2"), ("shown0", "far3")] {
-        world.ip(&["link", "add", interface, "type", "veth", "peer", "name", peer]);
-        world.ip(&["link", "set", interface, "up"]);
-    }
-    world.ip(&["route", "del", "default"]);
-    world.ip(&["route", "add", "default", "dev", "ovn-udn1"]);
-    world.ip(&["-6", "route", "del", "default"]);
-    world.ip(&["-6", "route", "add", "default", "dev", "net2"]);
-    let status = [("k8s.v1.cni.cncf.io/network-status", r#"[{\"interface\": \"shown0\", \"default\": true}]"#)];
-    let pod = manifest(false, PROXY, &status).replace("default/istio-cni", "default/istio-cni, a, b");
-    for dialect in ["iptables", "nftables"] {
-        let manifests = world.manifests(&[NAMESPACE, &pod]);
-        let mut configuration = chain(
-            &manifests,
-            json!([{ "type": "istio-redirect", "capture_secondary_networks": false, "exclude_interfaces": "data0" }]),
-        );
-        configuration["dialect"] = dialect.into();
-        world.add(&configuration);
-        let rules = format!(
-            "{:?}{:?}{:?}",
-            world.iptables_save(Family::V4),
-            world.iptables_save(Family::V6),
-            world.native_tables()
-        );
-        for captured in ["ovn-udn1", "net2", "shown0"] {
-            assert!(!rules.contains(captured), "{captured} is excluded: {rules}");
-        }
-        for excluded in ["data0", "net1", "net3"] {
-            assert!(rules.contains(excluded), "{excluded} is captured: {rules}");
-        }
-        world.call("CHECK", &configuration).run().done();
-        world.call("DEL", &configuration).run().done();
-    }
-}
-
 /// As OVN-Kubernetes reports it for a pod with a primary user-defined network.
 const UDN_STATUS: &str =
     r#"[{\"interface\": \"eth0\"}, {\"interface\": \"ovn-udn1\", \"ips\": [\"10.90.0.2\"], \"default\": true}]"#;
@@ -193,28 +153,7 @@ fn aliases_and_prefixes_are_not_interfaces() {
     }
 }
 
-#[test]
-fn an_alias_in_a_list_is_refused_with_pod_and_key() {
-    let world = World::new(Families::V4);
-    for annotation in ["excludeInterfaces", "kubevirtInterfaces"].map(|name| format!("traffic.sidecar.istio.io/{name}"))
-    {
-        let manifests = story(&world, Dns::Left, &[(&annotation, "eth0:7")]);
-        let output = world.call("ADD", &chain(&manifests, json!([{ "type": "istio-redirect" }]))).run();
-        assert_eq!(output.refused().0, 7);
-        let msg = output.stdout["msg"].as_str().expect("text");
-        for part in ["shop/web-0", &annotation, "\"eth0:7\"", "no alias such as eth0:7"] {
-            assert!(msg.contains(part), "{part}: {msg}");
-        }
-    }
-    for key in ["exclude_interfaces", "reroute_virtual_interfaces"] {
-        let chained = json!([{ "type": "istio-redirect", key: ["eth0:7"] }]);
-        let output = world.call("ADD", &chain(&story(&world, Dns::Left, &[]), chained)).run();
-        assert_eq!(output.refused().0, 7);
-        assert!(output.stdout["msg"].as_str().expect("text").contains(key), "{}", output.stdout);
-    }
-}
-
-/// A default route in two halves, or behind a policy rule, is the pod's default route, too.
+/// A default route in parts, or behind a policy rule, is the pod's default route, too.
 #[test]
 fn the_interface_through_which_public_traffic_leaves_is_captured() {
     let halves: &[&str] =
@@ -225,7 +164,19 @@ fn the_interface_through_which_public_traffic_leaves_is_captured() {
         "-6 route add default dev net1 table 77",
         "-6 rule add from all lookup 77 priority 100",
     ];
-    for (name, commands) in [("halves", halves), ("policy rule", by_rule)] {
+    let parts: &[&str] = &["route add 64.0.0.0/4 dev net1"];
+    let subnet: &[&str] = &["addr add 93.184.216.34/4 dev net1"];
+    let by_uid: &[&str] =
+        &["route add default dev net1 table 77", "rule add uidrange 1000-1000 lookup 77 priority 100"];
+    let by_protocol: &[&str] = &["route add default dev net1 table 77", "rule add ipproto tcp lookup 77 priority 100"];
+    for (name, commands) in [
+        ("halves", halves),
+        ("policy rule", by_rule),
+        ("parts", parts),
+        ("subnet", subnet),
+        ("UID", by_uid),
+        ("protocol", by_protocol),
+    ] {
         for dialect in ["iptables", "nftables"] {
             let world = World::new(Families::Both);
             for command in [
@@ -268,7 +219,31 @@ fn the_interface_through_which_public_traffic_leaves_is_captured() {
     }
 }
 
-/// The sender's UID can select another routing table, and an inbound packet arrives at the interface with its destination.
+/// Routes to private networks, the network's own subnet, and the table of sockets that choose the network's address (as
+/// the CNI plugin `sbr` adds it) make no default route.
+#[test]
+fn an_interface_with_routes_of_its_own_network_is_a_secondary_one() {
+    let world = World::new(Families::V4);
+    for command in [
+        "link add net1 type veth peer name far",
+        "link set far up",
+        "addr add 93.184.216.34/24 dev net1",
+        "link set net1 up",
+        "route add 10.0.0.0/8 dev net1",
+        "route add 224.0.0.0/4 dev net1",
+        "route add default dev net1 table 77",
+        "rule add from 93.184.216.34 lookup 77 priority 100",
+    ] {
+        world.ip(&command.split(' ').collect::<Vec<_>>());
+    }
+    let redirect = json!([{ "type": "istio-redirect", "capture_secondary_networks": false }]);
+    let configuration = chain(&story(&world, Dns::Left, &[]), redirect);
+    world.add(&configuration);
+    assert!(format!("{:?}", world.iptables_save(Family::V4)).contains("-o net1 -j RETURN"));
+    world.call("CHECK", &configuration).run().done();
+}
+
+/// The sender's UID or the protocol can select another routing table, and an inbound packet arrives at the interface with its destination.
 #[test]
 fn trace_uses_the_interface_of_the_sender_and_of_the_destination() {
     let world = World::new(Families::V4);
@@ -279,10 +254,12 @@ fn trace_uses_the_interface_of_the_sender_and_of_the_destination() {
         "link set net1 up",
         "route add default dev net1 table 77",
         "rule add uidrange 4000-4000 lookup 77 priority 100",
+        "rule add ipproto tcp dport 8443 lookup 77 priority 101",
     ] {
         world.ip(&command.split(' ').collect::<Vec<_>>());
     }
     let server = SERVER.at(Family::V4, HTTPS);
+    assert_eq!(traced(&world, "uid=4001", SERVER.at(Family::V4, 8443))[0], "net1");
     assert_eq!(traced(&world, "uid=4000", server)[0], "net1");
     assert_eq!(traced(&world, "uid=4001", server)[0], "eth0");
     assert_eq!(traced(&world, "inbound", "10.99.0.2:80".parse().expect("an address"))[0], "net1");

@@ -48,24 +48,12 @@ in_both_dialects! {
         a_query_leaves_one_replied_entry(&world(Families::Both, Dns::Captured, dialect), VAULT_INIT, RESOLVER);
     }
 
-    fn a_query_of_the_proxy_leaves_one_replied_entry(dialect) {
-        a_query_leaves_one_replied_entry(&world(Families::Both, Dns::Captured, dialect), PROXY, RESOLVER);
-    }
-
     fn exclusions_work_without_dns_capture(dialect) {
         let world = world(Families::Both, Dns::Left, dialect);
         tcp_is_captured(&world, APP_PROCESS);
         tcp_is_direct(&world, VAULT_INIT);
         dns_is_direct(&world, VAULT_INIT, RESOLVER);
         a_query_leaves_one_replied_entry(&world, APP_PROCESS, OTHER_RESOLVER);
-    }
-
-    /// The problem that the exclusion solves.
-    fn without_the_exclusion_1337_is_captured(dialect) {
-        let world = World::new(Families::Both);
-        world.add(&dialect.of(chain(&story(&world, Dns::Captured, &[]), json!([{ "type": "istio-redirect" }]))));
-        tcp_is_captured(&world, VAULT_INIT);
-        dns_is_captured(&world, VAULT_INIT, RESOLVER);
     }
 
     /// Only DNS of UID 1337 is excluded; its connections are captured.

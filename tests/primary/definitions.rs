@@ -64,41 +64,6 @@ fn blocks_of_this_plugin_in_a_list_get_the_nodes_keys() {
 }
 
 #[test]
-fn an_executable_of_another_user_is_not_run_and_nothing_remains() {
-    let node = node();
-    node.pod_selects("mesh");
-    let evil_dir = node.dir.join("evil");
-    fs::create_dir(&evil_dir).expect("made");
-    fs::copy(node.recorders.bin().join("evil"), evil_dir.join("other")).expect("copied");
-    for path in [evil_dir.clone(), evil_dir.join("other")] {
-        chown(&path, Some(Uid::from_raw(12345)), None).expect("root");
-    }
-    let chain =
-        |kind: &str| json!({"type": "detour", "kubernetes": {"cni_bin_dir": evil_dir}, "chain": [{"type": kind}]});
-    for (config, why) in [
-        (chain("other"), "failed to find plugin \"other\""),
-        (json!({"name": "mesh", "plugins": [{"type": "other"}, {"type": "a"}]}), "failed to find plugin \"other\""),
-    ] {
-        node.definition("shop", "mesh", &config);
-        let (code, msg) = node.refused("ADD", &conf(&node, &json!({})));
-        assert!(code == 7 && msg.contains(why), "{code} {msg}");
-        assert!(!msg.contains("evil"), "its directory is not looked at: {msg}");
-    }
-    assert_eq!(node.recorders.order(), [""; 0]);
-    assert!(!node.has_saved_state() && node.pod.rules().is_empty());
-    // As with Multus, a definition may name any installed plugin.
-    node.definition("shop", "mesh", &chain("evil"));
-    node.done("ADD", &conf(&node, &json!({})));
-    assert_eq!(node.recorders.order(), ["ADD default", "ADD evil"]);
-    node.done("DEL", &conf(&node, &json!({})));
-    // Only root may be able to change its file.
-    chown(&node.recorders.bin().join("evil"), Some(Uid::from_raw(12345)), None).expect("root");
-    let (code, msg) = node.refused("ADD", &conf(&node, &json!({})));
-    assert!(code == 7 && msg.contains("plugin \"evil\" is not executed") && msg.contains("UID 12345"), "{code} {msg}");
-    assert!(!node.has_saved_state());
-}
-
-#[test]
 fn a_definition_does_not_make_this_a_primary_plugin() {
     let node = node();
     node.pod_selects("mesh");

@@ -9,6 +9,7 @@ mod chain;
 mod cnitool;
 mod default_route;
 mod definitions;
+mod delegates;
 mod live_policy;
 mod networks;
 mod node;

@@ -33,7 +33,6 @@ mod starts;
 #[path = "../support/mod.rs"]
 mod support;
 mod validator;
-mod vault;
 
 use std::time::Duration;
 use support::{api, program};

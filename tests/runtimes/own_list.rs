@@ -12,8 +12,6 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// The capability with which runtimes pass the pod's annotations.
-const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 const OWN_LIST: &str = "net.d/00-detour.conflist";
 
 /// Writes an executable of the node's CNI directory.
@@ -31,35 +29,6 @@ fn write_list(directory: &Path, version: &str, bridge: &str, more: Option<Value>
     fs::create_dir_all(directory.join("net.d")).expect("made");
     let list = json!({"cniVersion": version, "name": "net", "plugins": plugins});
     fs::write(directory.join("net.d/10-net.conflist"), list.to_string()).expect("written");
-}
-
-fn annotations(runtime: Runtime) {
-    let node = Node::start(runtime, |directory| {
-        let script = r#"#!/bin/bash
-case $CNI_COMMAND in
-    VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}' ;;
-    ADD) tee DIRECTORY/recorded.json | jq .prevResult ;;
-esac
-"#;
-        let script = script.replace("DIRECTORY", &directory.display().to_string());
-        write_plugin(directory, "record", &script);
-        let record = json!({"type": "record", "capabilities": {ANNOTATIONS: true}});
-        write_list(directory, "1.0.0", "bridge", Some(record));
-    });
-    let mut pod = Pod::new("web", Class::Burstable, "job");
-    pod.annotate("example.com/any", "ä \"quoted\"");
-    for pod in [pod, Pod::plain("shop", "plain")] {
-        let sandbox = pod.start(&node).expect("it starts");
-        let text = fs::read(node.path("recorded.json")).expect("written by the plugin");
-        let input: Value = serde_json::from_slice(&text).expect("JSON");
-        let passed = &input["runtimeConfig"][ANNOTATIONS];
-        for (key, value) in pod.manifest()["metadata"]["annotations"].as_object().expect("annotations") {
-            assert_eq!(&passed[key], value, "{passed}");
-        }
-        println!("{}: {passed}", pod.name);
-        sandbox.remove();
-    }
-    result(runtime, "annotations of the pod in runtimeConfig", "complete");
 }
 
 impl Node {
@@ -196,16 +165,6 @@ fn uninstalled(runtime: Runtime) {
     assert_eq!(node.leases(), Vec::<String>::new(), "all addresses and results are released");
     let text = "new pods use the original list, old pods are deleted, all addresses are released";
     result(runtime, "own list uninstalled while pods run", text);
-}
-
-#[test]
-fn containerd_passes_the_annotations_of_the_pod() {
-    annotations(Runtime::Containerd);
-}
-
-#[test]
-fn cri_o_passes_the_annotations_of_the_pod() {
-    annotations(Runtime::CriO);
 }
 
 #[test]

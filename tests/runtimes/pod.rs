@@ -20,8 +20,6 @@ pub(crate) const PROXY: &[&str] = &["/traffic", "answer", "P", "15001", "15053"]
 pub(crate) const DIRECT: u64 = 0;
 /// … if everything arrived at the proxy.
 pub(crate) const CAPTURED: u64 = 1 + 3 + 9 + 27 + 81;
-/// … if nothing was answered: captured, and the proxy does not listen.
-pub(crate) const REFUSED: u64 = 2 * CAPTURED;
 
 /// Where the kubelet creates the pod's control group.
 #[derive(Debug, Clone, Copy)]

@@ -1,22 +1,23 @@
 //! Excluded containers of the node's pods: their traffic bypasses the sidecar from their first instruction until they
-//! exit.
+//! exit. One task (`task`) owns the state of all pod sandboxes (`sandbox`). What blocks, the saved state and the sets in
+//! the pods' network namespaces, is one check of one sandbox at a time in the agent's pool of threads (`check`).
 
-mod reconciler;
-mod registry;
-mod watcher;
+mod check;
+mod sandbox;
+mod task;
 
 use super::install::NodeFiles;
 use super::metrics::Metrics;
-use super::nri::{self, NriStatus};
 use super::pod_reports::PodReports;
+use super::runtime::Tasks;
+use crate::cluster::agent::ContainersStatus;
 use crate::host_path::{HostPath, HostRoot};
 use crate::pod::PodRef;
-use reconciler::Reconciler;
-pub(in crate::agent) use registry::Registry;
-use std::io::PipeWriter;
-use std::thread::{self, JoinHandle};
-use tokio::sync::mpsc;
-use watcher::Watcher;
+use task::{Question, Task};
+use tokio::sync::{mpsc, oneshot};
+
+/// The limit of questions that wait for the task.
+const MAX_QUESTIONS: usize = 64;
 
 /// The settings for excluded containers.
 #[derive(Debug, Clone)]
@@ -25,77 +26,39 @@ pub struct ContainerSettings {
     pub nri_socket: HostPath,
 }
 
-/// The running threads. Dropping them ends them.
-pub(super) struct RunningContainers {
-    pub(super) registry: Registry,
-    /// Closing it ends the connection to the runtime.
-    connection: Option<PipeWriter>,
-    threads: Vec<JoinHandle<()>>,
-}
+/// A running task. It ends with the last clone.
+#[derive(Debug, Clone)]
+pub(super) struct ExcludedContainers(mpsc::Sender<Question>);
 
 impl ContainerSettings {
-    /// Starts the threads. `damaged` gets the pods whose rules for excluded containers are missing; it is `None` if the agent
+    /// Starts the task. `damaged` gets the pods whose rules for excluded containers are missing; it is `None` if the agent
     /// does not repair pods.
     ///
     /// # Errors
-    /// A thread can't be created, or the path of the socket can't be resolved.
+    /// The path of the socket can't be resolved.
     pub(super) fn start(
         &self,
         node: &NodeFiles,
         metrics: &Metrics,
         reports: PodReports,
         damaged: Option<mpsc::Sender<PodRef>>,
-    ) -> Result<RunningContainers, String> {
-        let thread_error = |error| format!("can't start the threads for excluded containers: {error}");
-        let registry = Registry::new(self.nri_socket.to_string());
-        let reconciler = Reconciler {
-            root: HostRoot::new(node.root()),
-            damaged,
-            registry: registry.clone(),
-            reports,
-            metrics: metrics.clone(),
-        };
-        let mut running = RunningContainers { registry, connection: None, threads: Vec::new() };
-        let watcher = Watcher::new(reconciler.clone());
-        let thread = thread::Builder::new().name("containers".into()).spawn(move || watcher.run());
-        running.threads.push(thread.map_err(thread_error)?);
-        let socket = &self.nri_socket;
-        let path = node.reach(socket).map_err(|error| error.to_string())?;
-        let (ended, connection) = std::io::pipe().map_err(thread_error)?;
-        let (metrics, shown) = (metrics.clone(), socket.clone());
-        metrics.nri_registered(false);
-        let registry = running.registry.clone();
-        let report = move |status: NriStatus| {
-            metrics.nri_registered(matches!(status, NriStatus::Registered { .. }));
-            log(&status, &shown);
-            registry.report(&status);
-        };
-        let work = move || nri::run(&path, reconciler, report, ended);
-        running.threads.push(thread::Builder::new().name("nri".into()).spawn(work).map_err(thread_error)?);
-        running.connection = Some(connection);
-        Ok(running)
+        tasks: &Tasks,
+    ) -> Result<ExcludedContainers, String> {
+        let path = node.reach(&self.nri_socket).map_err(|error| error.to_string())?;
+        let (sender, questions) = mpsc::channel(MAX_QUESTIONS);
+        let (root, nri_socket) = (HostRoot::new(node.root()), self.nri_socket.clone());
+        let task = Task { root, nri_socket, metrics: metrics.clone(), reports, damaged };
+        tasks.start(move || task.run(path, questions));
+        Ok(ExcludedContainers(sender))
     }
 }
 
-fn log(status: &NriStatus, socket: &HostPath) {
-    match status {
-        NriStatus::Registered { runtime, version } => {
-            tracing::info!(%socket, runtime, version, "registered at the container runtime");
-        }
-        NriStatus::Disconnected(why) => {
-            tracing::warn!(why, "not registered at the container runtime: excluded containers start captured");
-        }
-    }
-}
-
-impl Drop for RunningContainers {
-    fn drop(&mut self) {
-        self.registry.end();
-        drop(self.connection.take());
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a thread for excluded containers panicked");
-            }
-        }
+impl ExcludedContainers {
+    /// Returns the answer to CHECK and `doctor` about a sandbox.
+    pub(super) async fn status(&self, sandbox_id: String) -> ContainersStatus {
+        let (answer, status) = oneshot::channel();
+        let _ = self.0.send(Question { sandbox_id, answer }).await;
+        // Fails only if the agent ends.
+        status.await.unwrap_or_default()
     }
 }

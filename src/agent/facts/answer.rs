@@ -3,7 +3,7 @@
 use super::cache::{Cache, SharedFacts};
 use super::objects::{ObservedPod, WatchedKind};
 use super::watching::SyncStates;
-use crate::agent::containers::Registry;
+use crate::agent::containers::ExcludedContainers;
 use crate::agent::metrics::Metrics;
 use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, PoliciesReport, RequestKind};
 use crate::cluster::{Api, Cluster, DefinitionQuery, Event, Lookup, ObjectRef};
@@ -34,7 +34,7 @@ pub(in crate::agent) struct Answers {
     /// The metrics of calls and requests.
     pub(in crate::agent) metrics: Metrics,
     /// The running containers, if the agent excludes containers.
-    pub(in crate::agent) containers: Option<Registry>,
+    pub(in crate::agent) containers: Option<ExcludedContainers>,
     /// The policies of running pods.
     pub(in crate::agent) policies: watch::Receiver<PoliciesReport>,
     /// The states of the watches.
@@ -69,7 +69,7 @@ impl Answers {
             RequestKind::NamespacesWithDefinition { name } => self.namespaces_with_definition(name, deadline).await,
             RequestKind::Report { pod, status, events } => self.report(pod, status, events, deadline).await,
             RequestKind::Probe => self.probe(deadline).await,
-            RequestKind::Containers { container } => Ok(AgentAnswer::Containers(self.containers(&container))),
+            RequestKind::Containers { container } => Ok(AgentAnswer::Containers(self.containers(container).await)),
             RequestKind::Policies => Ok(AgentAnswer::Policies(self.policies.borrow().clone())),
             RequestKind::Watches => Ok(AgentAnswer::Watches { broken: self.states.lasting(std::time::Instant::now()) }),
             RequestKind::Called(_) | RequestKind::Unknown => Ok(AgentAnswer::Unknown),
@@ -77,10 +77,12 @@ impl Answers {
         answer.unwrap_or_else(AgentAnswer::from)
     }
 
-    fn containers(&self, sandbox_id: &str) -> ContainersStatus {
+    async fn containers(&self, sandbox_id: String) -> ContainersStatus {
         let error = "the agent does not use NRI: the flag --nri-socket is not set".to_owned();
-        let disabled = || ContainersStatus { error, ..ContainersStatus::default() };
-        self.containers.as_ref().map_or_else(disabled, |containers| containers.status(sandbox_id))
+        match &self.containers {
+            Some(containers) => containers.status(sandbox_id).await,
+            None => ContainersStatus { error, ..ContainersStatus::default() },
+        }
     }
 
     /// Returns the facts that are in memory, or that the watch reports a moment later.

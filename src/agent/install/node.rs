@@ -230,9 +230,7 @@ impl NodeFiles {
     pub(super) fn record(&self) -> Result<Option<InstallRecord>, InstallError> {
         let path = record_path();
         match self.root.reach(&path).and_then(|path| read_nofollow(&path, MAX_RECORD_SIZE)) {
-            Ok(text) => {
-                format::parse(&text).map(Some).map_err(|error| InstallError::Record { path, cause: error.to_string() })
-            }
+            Ok(text) => format::parse(&text).map(Some).map_err(|cause| InstallError::Record { path, cause }),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(InstallError::file("read", &path, &error)),
         }

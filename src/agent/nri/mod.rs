@@ -7,27 +7,25 @@ pub(crate) mod session;
 mod ttrpc;
 
 pub use connection::run;
+pub(super) use session::START_TIMEOUT;
+use tokio::sync::oneshot;
 
-/// What the runtime reports, in the order in which it reports it. All calls come from the thread of [`run`].
-///
-/// The runtime handles one container of the node at a time, and waits for the plugin for at most 2 s. Therefore, no
-/// method waits for the API server, or for work without a timeout.
-pub trait NriHandler: Send {
-    /// Called after each registration, with all pods and containers of the node. Returns at once.
-    fn synchronize(&mut self, pods: Vec<NriPod>, containers: Vec<NriContainer>);
-
-    /// Called when a container is about to start. Its control group exists, and the runtime delays the first instruction
-    /// until this function returns.
-    fn start(&mut self, pod: &NriPod, container: &NriContainer);
-
-    /// Called after a container has started.
-    fn started(&mut self, pod: &NriPod, container: &NriContainer);
-
-    /// Called when a container stops or has ended.
-    fn stopped(&mut self, pod: &NriPod, container: &NriContainer);
-
-    /// Called when a container is removed. None of its processes runs.
-    fn removed(&mut self, pod: &NriPod, container: &NriContainer);
+/// What the runtime reports, in the order in which it reports it.
+#[derive(Debug)]
+pub enum NriReport {
+    /// The result of the first attempt to register, and then each change of it.
+    Status(NriStatus),
+    /// All pods and containers of the node: before each [`NriStatus::Registered`].
+    Synchronized(Vec<NriPod>, Vec<NriContainer>),
+    /// A container is about to start: its control group exists. The runtime delays the first instruction until the
+    /// sender is used or dropped, for at most 1 s.
+    Start(NriPod, NriContainer, oneshot::Sender<()>),
+    /// A container has started.
+    Started(NriPod, NriContainer),
+    /// A container stops, or has ended.
+    Stopped(NriPod, NriContainer),
+    /// A container is removed. None of its processes runs.
+    Removed(NriPod, NriContainer),
 }
 
 /// A pod sandbox, as the runtime reports it.
@@ -56,7 +54,7 @@ pub struct NriContainer {
     pub pod_id: String,
     /// Its name in the pod; empty if the runtime does not report it.
     pub name: String,
-    /// Whether it runs. False in [`NriHandler::start`], which precedes its first instruction.
+    /// Whether it runs. False in [`NriReport::Start`], which precedes its first instruction.
     pub running: bool,
     /// Its control group: a path, or `SLICE:PREFIX:NAME` of the systemd driver.
     pub cgroups_path: String,
@@ -69,7 +67,7 @@ pub struct NriContainer {
 pub enum NriStatus {
     /// The runtime reports no containers, with the cause and the next step.
     Disconnected(String),
-    /// The runtime reports containers: [`NriHandler::synchronize`] has been called.
+    /// The runtime reports containers.
     Registered {
         /// The name of the runtime, such as `containerd`.
         runtime: String,

@@ -1,214 +1,182 @@
-//! One registration: the plugin's answers to the runtime, independent of the socket.
+//! One registration: the plugin's answers to the runtime, over any stream.
 
 use super::messages::{
-    Configure, Event, EventKind, PLUGIN_SERVICE, RUNTIME_SERVICE, RegisterPlugin, Subscription, Synchronization,
+    Configure, PLUGIN_SERVICE, RUNTIME_SERVICE, RegisterPlugin, Subscription, Synchronize, SynchronizeAnswer, event,
 };
-use super::ttrpc::{self, Demultiplexer, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, Request, Status, UNIMPLEMENTED};
-use super::{NriHandler, NriStatus};
+use super::ttrpc::{
+    self, Messages, OF_PLUGIN, OF_RUNTIME, REQUEST, RESPONSE, Request, Response, Status, UNIMPLEMENTED, short_text,
+};
+use super::{NriContainer, NriPod, NriReport, NriStatus};
+use crate::cni::is_identifier;
 use prost::{DecodeError, Message};
-use std::fmt::Display;
-use std::mem::take;
-use std::time::{Duration, Instant};
+use std::io;
+use std::mem::{replace, take};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// The name and the index with which the plugin registers. The runtime calls plugins in the order of their indexes.
 const NAME: &str = "detour";
 const INDEX: &str = "10";
 /// The number of this plugin's only call.
 const REGISTRATION: u32 = 1;
-/// The limit of memory for the pods and containers of the node: about 30,000.
-const MAX_SYNCHRONIZATION: usize = 16 << 20;
-
-/// What `Synchronize` contains, for errors.
-const CONTAINERS: &str = "list of pods and containers";
-
-/// Why a connection ended.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Failure {
-    /// The caller of [`super::run`] ended it.
-    Ended,
-    /// The runtime closed it; [`Session::closed`] returns why.
-    Closed,
-    /// Any other reason.
-    Cause(String),
-}
-
-impl From<String> for Failure {
-    fn from(cause: String) -> Self {
-        Self::Cause(cause)
-    }
-}
-
-/// Sends bytes to the runtime.
-pub(crate) type Send<'a> = dyn FnMut(&[u8]) -> Result<(), Failure> + 'a;
-
-/// What a call reports.
-enum Report {
-    Event(Event),
-    All(Synchronization),
-    Nothing,
-}
+/// The timeout from the connection to the end of the registration. A runtime registers one plugin after the other, and
+/// waits 5 s for each.
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the start of a container waits, whatever the receiver of the reports does. The runtime starts no other
+/// container of the node meanwhile, and closes the connection after 2 s by default.
+pub(in crate::agent) const START_TIMEOUT: Duration = Duration::from_secs(1);
+/// The timeout for sending an answer.
+const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The state of a registration.
-#[derive(Debug, Default)]
-pub(crate) struct Session {
-    demultiplexer: Demultiplexer,
+#[derive(Debug)]
+pub(crate) struct Session<'a> {
+    reports: &'a mpsc::Sender<NriReport>,
     configuration: Configure,
-    synchronization: Synchronization,
+    /// The parts of the runtime's list.
+    listed: (Vec<NriPod>, Vec<NriContainer>),
     /// Whether the runtime has synchronized the plugin, so that it reports events.
-    synchronized: bool,
-    /// Why the runtime is about to close the connection, if it is known.
-    cause: Option<String>,
-    /// How long the plugin took for its last answer.
-    last_answer: Duration,
+    pub(super) synchronized: bool,
 }
 
-impl Session {
-    /// Returns the call that registers the plugin.
-    pub(super) fn registration() -> Vec<u8> {
-        let argument = RegisterPlugin { name: NAME.to_owned(), index: INDEX.to_owned() };
-        ttrpc::request(REGISTRATION, RUNTIME_SERVICE, "RegisterPlugin", &argument)
+impl<'a> Session<'a> {
+    pub(crate) fn new(reports: &'a mpsc::Sender<NriReport>) -> Self {
+        let configuration = Configure::default();
+        Self { reports, configuration, listed: (Vec::new(), Vec::new()), synchronized: false }
     }
 
-    /// Returns the status with the runtime after it has registered the plugin; `None` before.
-    pub(super) fn registered(&self) -> Option<NriStatus> {
-        let (runtime, version) = self.configuration.runtime();
-        self.synchronized.then_some(NriStatus::Registered { runtime, version })
+    /// Registers, and answers calls until the connection fails. Returns the cause.
+    pub(crate) async fn serve(&mut self, reader: impl AsyncRead + Unpin, writer: impl AsyncWrite + Unpin) -> String {
+        self.exchange(reader, writer, Instant::now() + REGISTRATION_TIMEOUT).await.unwrap_or_else(|cause| cause)
     }
 
-    /// Answers the calls in `input`, and calls `handler`.
-    ///
-    /// # Errors
-    /// The connection can't be used anymore; the error is the cause.
-    pub(crate) fn receive(
+    pub(super) async fn exchange(
         &mut self,
-        mut input: &[u8],
-        handler: &mut impl NriHandler,
-        send: &mut Send<'_>,
-    ) -> Result<(), Failure> {
-        while let Some(message) = self.demultiplexer.next(&mut input)? {
-            let malformed = |_: DecodeError| "the runtime sent a malformed message".to_owned();
-            if let Some(request) = message.request() {
-                self.answer(message.stream(), &request.map_err(malformed)?, handler, send)?;
-            } else if let Some(response) = message.response() {
-                response.map_err(malformed)?.map_err(|Status { code, message }| {
-                    format!(
-                        "the runtime refused to register plugin {NAME:?} with index {INDEX}: {message} (code {code})"
-                    )
-                })?;
+        reader: impl AsyncRead + Unpin,
+        mut writer: impl AsyncWrite + Unpin,
+        deadline: Instant,
+    ) -> Result<String, String> {
+        let argument = RegisterPlugin { name: NAME.to_owned(), index: INDEX.to_owned() };
+        let registration = ttrpc::request(REGISTRATION, RUNTIME_SERVICE, "RegisterPlugin", &argument);
+        send(&mut writer, &registration).await?;
+        let mut messages = Messages::new(reader);
+        loop {
+            let message = match self.synchronized {
+                true => messages.next().await?,
+                false => timeout_at(deadline, messages.next()).await.map_err(|_| {
+                    let seconds = REGISTRATION_TIMEOUT.as_secs();
+                    format!("the runtime did not register the plugin within {seconds} s; see its log")
+                })??,
+            };
+            let Some(message) = message else {
+                return Ok(match self.synchronized {
+                    true => "the runtime closed the connection; if it does not restart, see its log".to_owned(),
+                    false => {
+                        "the runtime closed the connection before it registered the plugin; see its log".to_owned()
+                    }
+                });
+            };
+            match message.kind {
+                (OF_RUNTIME, REQUEST) => {
+                    let request = Request::decode(&*message.contents).map_err(malformed)?;
+                    self.answer(message.stream, &request, &mut writer).await?;
+                }
+                (OF_PLUGIN, RESPONSE) => {
+                    let Response { status, .. } = Response::decode(&*message.contents).map_err(malformed)?;
+                    if let Some(Status { code, message }) = status.filter(|status| status.code != 0) {
+                        let message = short_text(&message);
+                        return Err(format!(
+                            "the runtime refused to register plugin {NAME:?} with index {INDEX}: {message} (code {code})"
+                        ));
+                    }
+                }
+                _ => {}
             }
         }
-        Ok(())
     }
 
-    /// Returns why the runtime has probably closed the connection.
-    pub(crate) fn closed(&self) -> String {
-        let limit = Duration::from_millis(self.configuration.request_timeout.try_into().unwrap_or_default());
-        match self {
-            Self { cause: Some(cause), .. } => cause.clone(),
-            // The runtime's clock started earlier than the plugin's.
-            Self { last_answer, .. } if !limit.is_zero() && *last_answer >= limit / 2 => format!(
-                "the runtime closed the connection: the plugin's last answer took {} ms, and the runtime waits {} ms",
-                last_answer.as_millis(),
-                limit.as_millis()
-            ),
-            Self { synchronized: true, .. } => {
-                "the runtime closed the connection; if it does not restart, see its log".into()
-            }
-            Self { .. } => "the runtime closed the connection before it registered the plugin; see its log".into(),
-        }
-    }
-
-    fn answer(
+    /// Answers a call, and reports what it contains: the start of a container before the answer, all else after it.
+    async fn answer(
         &mut self,
         stream: u32,
         request: &Request,
-        handler: &mut impl NriHandler,
-        send: &mut Send<'_>,
-    ) -> Result<(), Failure> {
-        let received = Instant::now();
-        let (result, report) = self.read(request);
-        if let Report::Event(Event { kind: Some(EventKind::Start), pod, container }) = &report {
-            handler.start(pod, container);
+        writer: &mut (impl AsyncWrite + Unpin),
+    ) -> Result<(), String> {
+        let unknown = || Status { code: UNIMPLEMENTED, message: format!("unknown method {}", request.method) };
+        let (mut result, mut reports) = (Ok(Vec::new()), Vec::new());
+        match request.method.as_str() {
+            _ if request.service != PLUGIN_SERVICE => result = Err(unknown()),
+            "Configure" => {
+                self.configuration = Configure::decode(&*request.payload).map_err(malformed)?;
+                result = Ok(Subscription::to_all().encode_to_vec());
+            }
+            "Synchronize" => {
+                let more = self.list(&request.payload)?;
+                result = Ok(SynchronizeAnswer { more }.encode_to_vec());
+                if !more {
+                    let (pods, containers) = take(&mut self.listed);
+                    reports.push(NriReport::Synchronized(pods, containers));
+                    let runtime = short_text(&self.configuration.runtime);
+                    let status = NriStatus::Registered { runtime, version: short_text(&self.configuration.version) };
+                    reports.extend((!replace(&mut self.synchronized, true)).then_some(NriReport::Status(status)));
+                }
+            }
+            "Shutdown" => {}
+            method => {
+                let (answer, answered) = oneshot::channel();
+                match event(method, &request.payload, answer) {
+                    Some(Ok(Some(start @ NriReport::Start(..)))) => self.wait_for(start, answered).await,
+                    Some(Ok(report)) => reports.extend(report),
+                    // With an error as the answer, containerd would not start the container.
+                    Some(Err(error)) => tracing::warn!(
+                        %error, "can't read an event of the container runtime; the container starts captured"
+                    ),
+                    None => result = Err(unknown()),
+                }
+            }
         }
-        self.last_answer = received.elapsed();
-        send(&ttrpc::response(stream, result))?;
-        match report {
-            Report::Event(Event { kind: Some(EventKind::Started), pod, container }) => {
-                handler.started(&pod, &container);
-            }
-            Report::Event(Event { kind: Some(EventKind::Stop), pod, container }) => {
-                handler.stopped(&pod, &container);
-            }
-            Report::Event(Event { kind: Some(EventKind::Remove), pod, container }) => {
-                handler.removed(&pod, &container);
-            }
-            Report::All(Synchronization { pods, containers, .. }) => {
-                handler.synchronize(pods, containers);
-                self.synchronized = true;
-            }
-            Report::Event(_) | Report::Nothing => {}
+        send(writer, &ttrpc::response(stream, result)).await?;
+        for report in reports {
+            // Fails only if the receiver has ended, which ends the connection.
+            let _ = self.reports.send(report).await;
         }
         Ok(())
     }
 
-    /// Returns the answer to a call, and what the call reports.
-    fn read(&mut self, request: &Request) -> (Result<Vec<u8>, Status>, Report) {
-        let unknown = || {
-            let message = format!("unknown method {}", ttrpc::short_text(&request.method));
-            (Err(Status { code: UNIMPLEMENTED, message }), Report::Nothing)
-        };
-        if request.service != PLUGIN_SERVICE {
-            return unknown();
-        }
-        let event = match request.method.as_str() {
-            "Configure" => return (self.configure(&request.payload), Report::Nothing),
-            "Synchronize" => {
-                let answer = self.synchronize(&request.payload);
-                let complete = answer.is_ok() && !self.synchronization.more;
-                let report = complete.then(|| Report::All(take(&mut self.synchronization)));
-                return (answer, report.unwrap_or(Report::Nothing));
-            }
-            "Shutdown" => {
-                self.cause = Some("the runtime is shutting down".into());
-                return (Ok(Vec::new()), Report::Nothing);
-            }
-            "StateChange" => Event::of_state_change(&request.payload),
-            method => match EventKind::of_method(method) {
-                Some(kind) => Event::of_method(kind, &request.payload),
-                None => return unknown(),
-            },
-        };
-        // With an error as the answer, containerd would not start the container.
-        let report = match event {
-            Ok(event) if event.is_valid() => Report::Event(event),
-            Ok(_) => Report::Nothing,
-            Err(error) => {
-                tracing::warn!(%error, "can't read an event of the container runtime; the container starts captured");
-                Report::Nothing
-            }
-        };
-        (Ok(Vec::new()), report)
+    /// Reports the start of a container, and waits for the receiver's answer as long as the runtime should wait.
+    async fn wait_for(&self, start: NriReport, answered: oneshot::Receiver<()>) {
+        let limit = self.configuration.request_timeout.try_into().ok().filter(|limit| *limit > 0);
+        let limit = limit.map_or(START_TIMEOUT, |limit| START_TIMEOUT.min(Duration::from_millis(limit) / 2));
+        let _ = timeout(limit, async {
+            let _ = self.reports.send(start).await;
+            // Also if the receiver drops its end.
+            let _ = answered.await;
+        })
+        .await;
     }
 
-    fn configure(&mut self, message: &[u8]) -> Result<Vec<u8>, Status> {
-        let configuration = Configure::decode(message);
-        self.configuration = configuration.map_err(|error| self.refuse("configuration", INVALID_ARGUMENT, error))?;
-        Ok(Subscription::to_all().encode_to_vec())
+    /// Adds a part of the runtime's list, without pods and containers whose ID is not an identifier. Returns whether
+    /// another part follows.
+    fn list(&mut self, part: &[u8]) -> Result<bool, String> {
+        let Synchronize { pods, containers, more } = Synchronize::decode(part).map_err(malformed)?;
+        self.listed.0.extend(pods.into_iter().filter(|pod| is_identifier(&pod.id)));
+        let is_valid = |it: &NriContainer| is_identifier(&it.id) && is_identifier(&it.pod_id);
+        self.listed.1.extend(containers.into_iter().map(NriContainer::from).filter(is_valid));
+        Ok(more)
     }
+}
 
-    fn synchronize(&mut self, part: &[u8]) -> Result<Vec<u8>, Status> {
-        let added = self.synchronization.add(part);
-        added.map_err(|error| self.refuse(CONTAINERS, INVALID_ARGUMENT, error))?;
-        if self.synchronization.size() > MAX_SYNCHRONIZATION {
-            let limit = format!("expected pods and containers of at most {MAX_SYNCHRONIZATION} bytes, got more");
-            return Err(self.refuse(CONTAINERS, RESOURCE_EXHAUSTED, limit));
-        }
-        Ok(self.synchronization.answer().encode_to_vec())
-    }
+fn malformed(_: DecodeError) -> String {
+    "the runtime sent a malformed message".to_owned()
+}
 
-    /// Returns an answer after which the runtime closes the connection.
-    fn refuse(&mut self, what: &str, code: i32, error: impl Display) -> Status {
-        self.cause = Some(format!("can't read the runtime's {what}: {error}"));
-        Status { code, message: error.to_string() }
+async fn send(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> Result<(), String> {
+    match timeout(SEND_TIMEOUT, writer.write_all(bytes)).await {
+        // The next read reports the end of the connection.
+        Ok(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Ok(sent) => sent.map_err(|error| format!("can't send to the runtime: {error}")),
+        Err(_) => Err("the runtime does not read the plugin's answers".to_owned()),
     }
 }

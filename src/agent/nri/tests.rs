@@ -1,36 +1,16 @@
 //! Properties of the framing and of sessions, for any input.
 
+use super::messages;
 use super::session::Session;
-use super::ttrpc::{self, Caller, Demultiplexer, MAX_MESSAGE, Received, Status};
-use super::{NriContainer, NriHandler, NriPod, messages};
+use super::ttrpc::{self, MAX_MESSAGE, Messages, OF_PLUGIN, OF_RUNTIME, PIECE, REQUEST, Received, Status};
 use proptest::prelude::*;
 use prost::Message;
-
-/// Counts the calls.
-#[derive(Default)]
-struct Counter(usize);
-
-impl NriHandler for Counter {
-    fn synchronize(&mut self, _: Vec<NriPod>, _: Vec<NriContainer>) {
-        self.0 += 1;
-    }
-
-    fn start(&mut self, _: &NriPod, _: &NriContainer) {
-        self.0 += 1;
-    }
-
-    fn started(&mut self, _: &NriPod, _: &NriContainer) {
-        self.0 += 1;
-    }
-
-    fn stopped(&mut self, _: &NriPod, _: &NriContainer) {
-        self.0 += 1;
-    }
-
-    fn removed(&mut self, _: &NriPod, _: &NriContainer) {
-        self.0 += 1;
-    }
-}
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, ReadBuf, duplex, sink};
+use tokio::runtime::Builder;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 /// An argument that is encoded already.
 #[derive(Clone, PartialEq, Message)]
@@ -39,24 +19,60 @@ struct Bytes {
     contents: Vec<u8>,
 }
 
+/// Bytes that arrive in pieces of these sizes, and then at once.
+struct Pieces<'a>(&'a [u8], Vec<usize>);
+
+impl AsyncRead for Pieces<'_> {
+    fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        let size = self.1.pop().unwrap_or(usize::MAX).max(1);
+        let (piece, rest) = self.0.split_at(size.min(self.0.len()).min(buffer.remaining()));
+        buffer.put_slice(piece);
+        self.0 = rest;
+        Poll::Ready(Ok(()))
+    }
+}
+
+fn run<T>(work: impl Future<Output = T>) -> T {
+    Builder::new_current_thread().enable_all().build().expect("an event loop").block_on(work)
+}
+
 /// A call of the runtime: the plugin's own call, on the other connection.
 fn call(stream: u32, method: &str, payload: &[u8]) -> Vec<u8> {
     let argument = Bytes { contents: payload.to_vec() };
     let mut frame = ttrpc::request(stream, messages::PLUGIN_SERVICE, method, &argument);
+    assert_eq!(frame[3], u8::try_from(OF_PLUGIN).expect("small"));
     frame[3] = 1;
     frame
 }
 
 fn received(input: &[u8], cuts: &[usize]) -> Vec<Received> {
-    let (mut demultiplexer, mut messages, mut rest) = (Demultiplexer::default(), Vec::new(), input);
-    for cut in cuts.iter().copied().chain([usize::MAX]) {
-        let (mut part, later) = rest.split_at(cut.min(rest.len()));
-        rest = later;
-        while let Some(message) = demultiplexer.next(&mut part).expect("valid") {
-            messages.push(message);
+    let (mut messages, mut found) = (Messages::new(Pieces(input, cuts.to_vec())), Vec::new());
+    run(async {
+        while let Some(message) = messages.next().await.expect("valid") {
+            found.push(message);
         }
-    }
-    messages
+    });
+    found
+}
+
+/// Returns the number of reports and the bytes that a session sends for an input, after its registration.
+fn session(input: &[u8]) -> (usize, Vec<u8>) {
+    let ((sender, mut reports), mut sent, mut count) = (mpsc::channel(64), Vec::new(), 0);
+    run(async {
+        let mut session = Session::new(&sender);
+        let serve = session.serve(input, &mut sent);
+        tokio::pin!(serve);
+        loop {
+            tokio::select! {
+                biased;
+                // It drops the sender of a start, which answers the call.
+                Some(_) = reports.recv() => count += 1,
+                _ = &mut serve => break,
+            }
+        }
+    });
+    let registration = 8 + u32::from_be_bytes(*sent[4..].first_chunk().expect("a header")) as usize;
+    (count, sent.split_off(registration))
 }
 
 proptest! {
@@ -70,8 +86,8 @@ proptest! {
         prop_assert_eq!(&messages, &received(&input, &[]));
         prop_assert_eq!(messages.len(), payloads.len());
         for (message, (stream, payload)) in messages.iter().zip(&payloads) {
-            prop_assert_eq!((message.caller, message.stream()), (Caller::Runtime, *stream));
-            let request = message.request().expect("a call").expect("valid");
+            prop_assert_eq!((message.kind, message.stream), ((OF_RUNTIME, REQUEST), *stream));
+            let request = ttrpc::Request::decode(&*message.contents).expect("valid");
             let argument = Bytes::decode(request.payload.as_slice()).expect("valid");
             prop_assert_eq!((request.method.as_str(), &argument.contents), ("M", payload));
         }
@@ -89,7 +105,7 @@ proptest! {
             input.extend([[0, 0, 0, 1], u32::try_from(part.len()).expect("short").to_be_bytes()].concat());
             input.extend(part);
         }
-        let found: Vec<u32> = received(&input, &[]).iter().map(Received::stream).collect();
+        let found: Vec<u32> = received(&input, &[]).iter().map(|message| message.stream).collect();
         prop_assert_eq!(found, [1, 3]);
     }
 
@@ -100,47 +116,47 @@ proptest! {
         ]),
         bytes in prop::collection::vec(any::<u8>(), 0..300),
     ) {
-        let (mut session, mut handler, mut answers) = (Session::default(), Counter::default(), 0);
         let input = [prefix, bytes].concat();
-        let _ = session.receive(&input, &mut handler, &mut |answer| {
-            answers += answer.len();
-            Ok(())
-        });
-        // The smallest message has 18 bytes.
-        prop_assert!(handler.0 <= input.len() / 18);
-        prop_assert!(answers <= (input.len() / 18) * 4096);
+        let (reports, sent) = session(&input);
+        // The smallest message has 18 bytes. A list gives two reports.
+        prop_assert!(reports <= 2 * (input.len() / 18));
+        prop_assert!(sent.len() <= (input.len() / 18) * 4096);
     }
 
     #[test]
     fn no_answer_exceeds_the_buffer_of_a_runtime(method in "\\PC{0,1500}", code in any::<i32>(), text in "\\PC{0,1500}") {
         let answer = ttrpc::response(1, Err(Status { code, message: text }));
         prop_assert!(answer.len() <= 4096);
-        let (mut session, mut handler, mut sizes) = (Session::default(), Counter::default(), Vec::new());
-        let result = session.receive(&call(1, &method, &[]), &mut handler, &mut |answer| {
-            sizes.push(answer.len());
-            Ok(())
-        });
-        prop_assert_eq!(result, Ok(()));
-        prop_assert!(sizes.len() == 1 && sizes[0] <= 4096);
+        let (_, sent) = session(&call(1, &method, &[]));
+        prop_assert!((18..=4096).contains(&sent.len()));
     }
 }
 
 #[test]
 fn memory_grows_with_what_was_received_not_with_what_was_announced() {
-    let mut demultiplexer = Demultiplexer::default();
     let length = u32::try_from(MAX_MESSAGE).expect("small").to_be_bytes();
     let frame = [[0, 0, 0, 1].as_slice(), &(4194314u32.to_be_bytes()), &length, &[0, 0, 0, 1, 1, 0]].concat();
-    assert_eq!(demultiplexer.next(&mut frame.as_slice()), Ok(None));
-    assert!(demultiplexer.buffered() < 100);
-    for _ in 0..4095 {
-        assert_eq!(demultiplexer.next(&mut [0; 1024].as_slice()), Ok(None));
-        assert!(demultiplexer.buffered() <= 2 * (MAX_MESSAGE + 18));
-    }
-    let last = demultiplexer.next(&mut [0; 1024].as_slice()).expect("valid").expect("complete");
-    assert_eq!(last.stream(), 1);
-    assert!(demultiplexer.buffered() < 100);
     // Other connections are skipped, without a buffer.
-    let other = [0, 0, 0, 3, 0, 0, 0xff, 0xff, 1, 2, 3];
-    assert_eq!(demultiplexer.next(&mut other.as_slice()), Ok(None));
-    assert!(demultiplexer.buffered() < 100);
+    let other = [[0, 0, 0, 3, 0, 0, 0x10, 0].as_slice(), &[7; 4096]].concat();
+    for (received, limit) in [(0, 2 * PIECE), (1 << 20, 3 << 20), (MAX_MESSAGE - 1, 2 * (MAX_MESSAGE + 18))] {
+        let input = [other.as_slice(), &frame, &vec![0; received]].concat();
+        let mut messages = Messages::new(input.as_slice());
+        assert_eq!(run(messages.next()), Ok(None));
+        assert!(messages.buffered() <= limit, "{received}: {}", messages.buffered());
+    }
+    let input = [frame, vec![0; MAX_MESSAGE]].concat();
+    let mut messages = Messages::new(input.as_slice());
+    assert_eq!(run(messages.next()).expect("valid").expect("complete").stream, 1);
+    assert!(messages.buffered() <= 2 * PIECE);
+}
+
+#[test]
+fn a_registration_that_the_runtime_does_not_complete_times_out() {
+    let (sender, _reports) = mpsc::channel(1);
+    let result = run(async {
+        let (stream, _runtime) = duplex(64);
+        Session::new(&sender).exchange(stream, sink(), Instant::now()).await
+    });
+    let cause = "the runtime did not register the plugin within 30 s; see its log";
+    assert_eq!(result, Err(cause.into()));
 }

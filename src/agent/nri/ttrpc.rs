@@ -2,7 +2,9 @@
 //! (github.com/containerd/nri, `pkg/net/multiplex`; github.com/containerd/ttrpc, `PROTOCOL.md`).
 
 use crate::printable;
-use prost::{DecodeError, Message};
+use prost::Message;
+use std::io::{self, ErrorKind};
+use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// The size of a frame's header: connection and length.
 const FRAME_HEADER: usize = 8;
@@ -15,34 +17,20 @@ const MAX_FRAME: usize = MESSAGE_HEADER + MAX_MESSAGE;
 /// The limit of texts in errors, received or sent. With it, each message that this plugin sends fits into one frame of
 /// 4 KiB: if a frame is larger than the runtime's read buffer, the runtime closes the connection.
 const MAX_TEXT: usize = 1024;
+/// How many bytes of a frame are read at once.
+pub(super) const PIECE: usize = 4 << 10;
 
-/// The side whose calls, with the answers to them, a connection carries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Caller {
-    /// The runtime calls the plugin.
-    Runtime,
-    /// The plugin calls the runtime.
-    Plugin,
-}
+/// The connection of the runtime's calls, with the answers to them.
+pub(super) const OF_RUNTIME: u32 = 1;
+/// The connection of the plugin's calls.
+pub(super) const OF_PLUGIN: u32 = 2;
 
-impl Caller {
-    const fn connection(self) -> u32 {
-        match self {
-            Self::Runtime => 1,
-            Self::Plugin => 2,
-        }
-    }
-}
-
-const REQUEST: u8 = 1;
-const RESPONSE: u8 = 2;
+/// The kinds of messages.
+pub(super) const REQUEST: u8 = 1;
+pub(super) const RESPONSE: u8 = 2;
 
 /// The status of a method that the plugin does not have (gRPC, `UNIMPLEMENTED`).
 pub(super) const UNIMPLEMENTED: i32 = 12;
-/// The status of a message that can't be decoded (gRPC, `INVALID_ARGUMENT`).
-pub(super) const INVALID_ARGUMENT: i32 = 3;
-/// The status of a message that exceeds a limit (gRPC, `RESOURCE_EXHAUSTED`).
-pub(super) const RESOURCE_EXHAUSTED: i32 = 8;
 
 /// An error as the answer to a call.
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -71,45 +59,23 @@ pub(super) struct Request {
 
 /// The answer to a call.
 #[derive(Clone, PartialEq, Eq, Message)]
-struct Response {
+pub(super) struct Response {
+    /// The error, if its code is not 0.
     #[prost(message, optional, tag = "1")]
-    status: Option<Status>,
+    pub(super) status: Option<Status>,
     #[prost(bytes = "vec", tag = "2")]
     payload: Vec<u8>,
 }
 
-/// A received message of ttrpc.
+/// A message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Received {
-    /// The connection.
-    pub(super) caller: Caller,
-    /// Header and contents.
-    bytes: Vec<u8>,
-}
-
-impl Received {
+    /// The connection and the kind, such as [`OF_RUNTIME`] and [`REQUEST`].
+    pub(super) kind: (u32, u8),
     /// The number of the call.
-    pub(super) fn stream(&self) -> u32 {
-        number(&self.bytes, 4)
-    }
-
-    /// Returns the call of the runtime; `None` if the message is not a call.
-    pub(super) fn request(&self) -> Option<Result<Request, DecodeError>> {
-        let is_call = self.caller == Caller::Runtime && self.bytes[8] == REQUEST;
-        is_call.then(|| Request::decode(&self.bytes[MESSAGE_HEADER..]))
-    }
-
-    /// Returns the runtime's answer to a call of this plugin; `None` if the message is not an answer.
-    pub(super) fn response(&self) -> Option<Result<Result<(), Status>, DecodeError>> {
-        let is_answer = self.caller == Caller::Plugin && self.bytes[8] == RESPONSE;
-        is_answer.then(|| {
-            let Response { status, .. } = Response::decode(&self.bytes[MESSAGE_HEADER..])?;
-            Ok(match status {
-                Some(Status { code, message }) if code != 0 => Err(Status { code, message: short_text(&message) }),
-                _ => Ok(()),
-            })
-        })
-    }
+    pub(super) stream: u32,
+    /// The contents.
+    pub(super) contents: Vec<u8>,
 }
 
 /// Returns a text of at most [`MAX_TEXT`] bytes.
@@ -117,88 +83,93 @@ pub(super) fn short_text(text: &str) -> String {
     printable::cut(text, MAX_TEXT).into_owned()
 }
 
-/// Splits the socket's byte stream into messages. It buffers one incomplete message per connection, and only allocates
-/// memory for bytes that it has received.
-#[derive(Debug, Default)]
-pub(super) struct Demultiplexer {
-    /// The header of the current frame, as far as it has been received.
-    header: Vec<u8>,
-    /// The number of bytes that the current frame still contains.
-    frame_left: usize,
-    from_runtime: Vec<u8>,
-    from_plugin: Vec<u8>,
+/// Reads messages from the runtime's socket. A message may span frames, between which frames of the other connection
+/// may come. Memory grows only with bytes that were received.
+#[derive(Debug)]
+pub(super) struct Messages<R> {
+    reader: R,
+    /// The connection of the current frame, and how many bytes of it are still to be read.
+    connection: u32,
+    left: usize,
+    /// What was received of the current messages of [`OF_RUNTIME`] and [`OF_PLUGIN`].
+    buffers: [Vec<u8>; 2],
 }
 
-impl Demultiplexer {
-    /// Takes bytes from the front of `input` until a message is complete. Returns `None` when `input` is empty.
+impl<R: AsyncRead + Unpin> Messages<R> {
+    pub(super) const fn new(reader: R) -> Self {
+        Self { reader, connection: 0, left: 0, buffers: [Vec::new(), Vec::new()] }
+    }
+
+    /// Returns the next message; `None` if the connection has ended.
     ///
     /// # Errors
-    /// A frame or message exceeds its limit.
-    pub(super) fn next(&mut self, input: &mut &[u8]) -> Result<Option<Received>, String> {
-        while !input.is_empty() {
-            if self.frame_left == 0 {
-                take(input, FRAME_HEADER - self.header.len(), &mut self.header);
-                if self.header.len() < FRAME_HEADER {
-                    break;
+    /// Nothing can be received, or a frame or message exceeds its limit.
+    pub(super) async fn next(&mut self) -> Result<Option<Received>, String> {
+        loop {
+            for (connection, buffer) in [OF_RUNTIME, OF_PLUGIN].into_iter().zip(&mut self.buffers) {
+                if let Some(message) = first_message(connection, buffer)? {
+                    return Ok(Some(message));
                 }
-                self.frame_left = number(&self.header, 4) as usize;
-                if self.frame_left > MAX_FRAME {
-                    return Err(format!("expected a frame of at most {MAX_FRAME} bytes, got {}", self.frame_left));
+            }
+            if self.left == 0 {
+                let mut header = [0; FRAME_HEADER];
+                if !has_received(self.reader.read_exact(&mut header).await)? {
+                    return Ok(None);
                 }
-                if self.frame_left == 0 {
-                    self.header.clear();
+                (self.connection, self.left) = (number(&header, 0), number(&header, 4) as usize);
+                if self.left > MAX_FRAME {
+                    return Err(format!("expected a frame of at most {MAX_FRAME} bytes, got {}", self.left));
                 }
                 continue;
             }
-            let connection = number(&self.header, 0);
-            let caller = [Caller::Runtime, Caller::Plugin].into_iter().find(|it| it.connection() == connection);
-            let buffer = match caller {
-                Some(Caller::Runtime) => &mut self.from_runtime,
-                Some(Caller::Plugin) => &mut self.from_plugin,
-                None => &mut Vec::new(),
+            let mut skipped = Vec::new();
+            let buffer = match self.connection {
+                OF_RUNTIME => &mut self.buffers[0],
+                OF_PLUGIN => &mut self.buffers[1],
+                _ => &mut skipped,
             };
-            let needed = if caller.is_none() { usize::MAX } else { missing(buffer)? };
-            self.frame_left -= take(input, needed.min(self.frame_left), buffer);
-            if self.frame_left == 0 {
-                self.header.clear();
+            let piece = self.left.min(PIECE);
+            buffer.reserve(piece);
+            let before = buffer.len();
+            if !has_received((&mut self.reader).take(piece as u64).read_buf(buffer).await)? {
+                return Ok(None);
             }
-            if let Some(caller) = caller
-                && missing(buffer)? == 0
-            {
-                return Ok(Some(Received { caller, bytes: std::mem::take(buffer) }));
-            }
+            self.left -= buffer.len() - before;
         }
-        Ok(None)
     }
-}
 
-#[cfg(test)]
-impl Demultiplexer {
     /// Returns the size of the buffers.
+    #[cfg(test)]
     pub(super) fn buffered(&self) -> usize {
-        self.header.capacity() + self.from_runtime.capacity() + self.from_plugin.capacity()
+        self.buffers.iter().map(Vec::capacity).sum()
     }
 }
 
-/// Returns how many bytes the message in `buffer` lacks: its header first, then its contents.
-fn missing(buffer: &[u8]) -> Result<usize, String> {
+/// Returns whether bytes were received; false at the end of the connection.
+fn has_received(result: io::Result<usize>) -> Result<bool, String> {
+    match result {
+        Ok(count) => Ok(count > 0),
+        Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => Ok(false),
+        Err(error) => Err(format!("can't receive from the runtime: {error}")),
+    }
+}
+
+/// Takes the first message from the front of `buffer`; returns `None` if it is not complete.
+fn first_message(connection: u32, buffer: &mut Vec<u8>) -> Result<Option<Received>, String> {
     if buffer.len() < MESSAGE_HEADER {
-        return Ok(MESSAGE_HEADER - buffer.len());
+        return Ok(None);
     }
-    match number(buffer, 0) as usize {
-        length if length > MAX_MESSAGE => {
-            Err(format!("expected a message of at most {MAX_MESSAGE} bytes, got {length}"))
-        }
-        length => Ok(MESSAGE_HEADER + length - buffer.len()),
+    let length = number(buffer, 0) as usize;
+    if length > MAX_MESSAGE {
+        return Err(format!("expected a message of at most {MAX_MESSAGE} bytes, got {length}"));
     }
-}
-
-/// Moves at most `length` bytes from the front of `input` to `to`, and returns their number.
-fn take(input: &mut &[u8], length: usize, to: &mut Vec<u8>) -> usize {
-    let (taken, rest) = input.split_at(length.min(input.len()));
-    to.extend_from_slice(taken);
-    *input = rest;
-    taken.len()
+    if buffer.len() < MESSAGE_HEADER + length {
+        return Ok(None);
+    }
+    let rest = buffer.split_off(MESSAGE_HEADER + length);
+    let mut message = std::mem::replace(buffer, rest);
+    let (kind, stream) = ((connection, message[8]), number(&message, 4));
+    Ok(Some(Received { kind, stream, contents: message.split_off(MESSAGE_HEADER) }))
 }
 
 /// Returns the number (big-endian) at `at`, which the caller has received.
@@ -210,7 +181,7 @@ fn number(bytes: &[u8], at: usize) -> u32 {
 pub(super) fn request(stream: u32, service: &str, method: &str, argument: &impl Message) -> Vec<u8> {
     let payload = argument.encode_to_vec();
     let request = Request { service: service.to_owned(), method: method.to_owned(), payload };
-    frame(Caller::Plugin, stream, REQUEST, &request.encode_to_vec())
+    frame(OF_PLUGIN, stream, REQUEST, &request.encode_to_vec())
 }
 
 /// Returns the bytes of the answer to the runtime's call `stream`.
@@ -221,13 +192,13 @@ pub(super) fn response(stream: u32, result: Result<Vec<u8>, Status>) -> Vec<u8> 
             Response { status: Some(Status { code, message: short_text(&message) }), payload: Vec::new() }
         }
     };
-    frame(Caller::Runtime, stream, RESPONSE, &response.encode_to_vec())
+    frame(OF_RUNTIME, stream, RESPONSE, &response.encode_to_vec())
 }
 
-fn frame(caller: Caller, stream: u32, kind: u8, contents: &[u8]) -> Vec<u8> {
+fn frame(connection: u32, stream: u32, kind: u8, contents: &[u8]) -> Vec<u8> {
     let length = |length: usize| u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
     let mut frame = Vec::with_capacity(FRAME_HEADER + MESSAGE_HEADER + contents.len());
-    frame.extend(caller.connection().to_be_bytes());
+    frame.extend(connection.to_be_bytes());
     frame.extend(length(MESSAGE_HEADER + contents.len()));
     frame.extend(length(contents.len()));
     frame.extend(stream.to_be_bytes());

@@ -2,13 +2,10 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use detour_cni::agent::install::{EntrySettings, InstallError};
-use detour_cni::cni::{excerpt, is_dns_subdomain, primary_in_attachment, unknown_key};
+use detour_cni::cni::{is_dns_subdomain, primary_in_attachment, unknown_key};
 use detour_cni::trusted_file::read;
-use serde::de::{Error, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
-use std::fmt;
 use std::path::Path;
 
 /// Limit for each file. Its content becomes part of the plugin's configurations.
@@ -31,36 +28,6 @@ pub(in crate::cli) struct GivenKeys {
     pub(super) config: Map<String, Value>,
     /// The attachments of `--attachments`.
     pub(super) attachments: Vec<Attachment>,
-}
-
-/// An element of `--attachments`. In contrast to a [`Map`], a key that occurs twice is an error.
-struct Entry(Map<String, Value>);
-
-impl<'de> Deserialize<'de> for Entry {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(EntryVisitor)
-    }
-}
-
-struct EntryVisitor;
-
-impl<'de> Visitor<'de> for EntryVisitor {
-    type Value = Entry;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entry, A::Error> {
-        let mut keys = Map::new();
-        while let Some((key, value)) = map.next_entry::<String, Value>()? {
-            if keys.contains_key(&key) {
-                return Err(A::Error::custom(format_args!("key {:?} occurs twice", excerpt(&key))));
-            }
-            keys.insert(key, value);
-        }
-        Ok(Entry(keys))
-    }
 }
 
 /// An attachment: a configuration file of its own, for a network that pods select.
@@ -94,7 +61,7 @@ impl GivenKeys {
             check_type(&keys, &place, names).map(|()| keys)
         });
         let attachments = attachments.map(|(place, text)| {
-            let all: Vec<Entry> =
+            let all: Vec<Map<String, Value>> =
                 serde_json::from_slice(&text).with_context(|| format!("{place}: expected a JSON array of objects"))?;
             parse(all, &place, names)
         });
@@ -145,10 +112,10 @@ fn contents(path: &Path, place: &str) -> Result<Vec<u8>> {
     read(path, MAX_FILE).with_context(|| format!("can't read {place}"))
 }
 
-fn parse(all: Vec<Entry>, place: &str, names: &[&str]) -> Result<Vec<Attachment>> {
+fn parse(all: Vec<Map<String, Value>>, place: &str, names: &[&str]) -> Result<Vec<Attachment>> {
     ensure!(all.len() <= MAX_ATTACHMENTS, "{place}: expected at most {MAX_ATTACHMENTS} attachments, got {}", all.len());
     let (mut attachments, mut known) = (Vec::new(), BTreeSet::new());
-    for (i, Entry(mut keys)) in all.into_iter().enumerate() {
+    for (i, mut keys) in all.into_iter().enumerate() {
         let name = keys.shift_remove("name").unwrap_or_default();
         let Some(name) = name.as_str().filter(|name| is_dns_subdomain(name)).map(str::to_owned) else {
             bail!("{place}: [{i}].name: expected the name of a NetworkAttachmentDefinition, got {name}");

@@ -1,14 +1,14 @@
 //! The flags of an installation, which `detour install` and `detour agent` share, and the desired state that they
 //! describe.
 
-use super::NodeArguments;
 use super::attachments::{Attachment, GivenKeys};
+use crate::cli::cluster::{NodeArguments, own_kubeconfig};
 use crate::cli::output::CommandError;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{
     ConfigurationTarget, DesiredState, Digest, EntrySettings, HostPath, NodeFiles, OWN_LIST, PROGRAM, Platform,
-    kubeconfig, server_url, state_path,
+    kubeconfig, server_url,
 };
 use detour_cni::cluster::{Api, KubeconfigSummary};
 use detour_cni::cni::{
@@ -111,10 +111,9 @@ impl InstallOptions {
     /// Returns the node's files.
     ///
     /// # Errors
-    /// Those of [`NodeArguments::check_root`]; flags contradict each other.
+    /// Those of [`NodeArguments::root`]; flags contradict each other.
     pub(in crate::cli) fn node(&self) -> Result<NodeFiles, CommandError> {
-        self.place.check_root()?;
-        let node = self.place.node();
+        let node = self.place.node()?;
         let platform = self.platform(&node);
         let is_chained = self.chained.unwrap_or(platform.chained);
         let default =
@@ -332,7 +331,7 @@ impl InstallOptions {
     ///
     /// `kubeconfig` is the one that the whole configuration names, and `place` is where it is set.
     fn check_credentials(&self, node: &NodeFiles, kubeconfig: Option<&HostPath>, place: &str) -> Result<Vec<String>> {
-        let root = self.place.root().display();
+        let root = self.place.root()?.display();
         let unusable = |file: String| {
             format!("{file}: the plugin can't use this file of the node (below --root {root}); create it first")
         };
@@ -352,7 +351,7 @@ impl InstallOptions {
     fn read_kubeconfig(&self, node: &NodeFiles, path: &HostPath) -> Result<KubeconfigSummary> {
         let reached = node.reach(path)?;
         read_trusted(&reached, MAX_CREDENTIAL)?;
-        KubeconfigSummary::read(self.place.root(), &reached).map_err(|error| anyhow!("{error}"))
+        KubeconfigSummary::read(self.place.root()?, &reached).map_err(|error| anyhow!("{error}"))
     }
 
     fn platform(&self, node: &NodeFiles) -> &'static Platform {
@@ -416,11 +415,6 @@ impl InstallOptions {
 /// Returns the namespace of the agent's pods.
 pub(in crate::cli) fn agent_namespace() -> Option<String> {
     env::var("POD_NAMESPACE").ok().filter(|namespace| !namespace.is_empty())
-}
-
-/// Returns the path of the kubeconfig that the installation writes.
-pub(in crate::cli) fn own_kubeconfig() -> HostPath {
-    state_path("kubeconfig")
 }
 
 /// Returns path and text of the node configuration for the configurations of these networks.

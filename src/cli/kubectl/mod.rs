@@ -1,15 +1,25 @@
-//! `kubectl detour`: the commands that work from any machine. kubectl itself reads objects and reaches the agents.
+//! `kubectl detour`: the commands that work from any machine. kubectl itself reads objects and reaches the agents. Commands
+//! about a pod run in the agent's pod on the pod's node, with the same arguments.
 
-use super::client::{ConnectionArguments, Kubectl};
 use super::output::{CommandError, CommandOutput, OutputArguments};
-use super::{doctor, explain, print_report, print_usage, rules, trace};
+use super::{doctor, explain, print_error, print_report, print_usage, rules, trace};
 use clap::builder::Resettable;
-use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
-use in_agent::InAgent;
+use clap::parser::ValueSource;
+use clap::{ArgAction, ArgMatches, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
+use client::ConnectionArguments;
+use detour_cni::cni::{Code, Error};
+use detour_cni::inspect::{
+    AgentDaemonSet, AgentPod, NodeCheck, NodeLabels, NodesAudit, NodesCheck, pods_with_running_sidecar,
+};
+use detour_cni::printable::Text;
+use std::ffi::OsString;
+use std::io;
 use std::process::ExitCode;
+use std::time::Duration;
 
-mod in_agent;
-mod nodes;
+mod client;
+
+pub(super) use client::Kubectl;
 
 /// Check how meshed pods bypass or reach their Istio sidecars, on all nodes
 ///
@@ -40,13 +50,51 @@ trace with --config, get namespaces and network-attachment-definitions.
 
 Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.";
 
+/// The commands about a pod, with their examples.
+const ABOUT_PODS: [(&str, &str); 4] = [
+    (
+        "explain",
+        "  kubectl detour explain -n shop web-0
+        use the configuration that is installed on the pod's node; the report names its file
+  kubectl detour explain -n shop web-0 --config new.conf
+        show the effect of another configuration",
+    ),
+    (
+        "trace",
+        "  kubectl detour trace -n shop web-0 --from uid=1337 --to 10.96.0.10:53/udp
+        use the configuration that is installed on the pod's node; the report names its file
+  kubectl detour trace --live -n shop web-0 --from inbound --to 10.88.0.2:8080/tcp
+        use the live rules of the pod",
+    ),
+    (
+        "rules",
+        "  kubectl detour rules -n shop web-0
+
+The agent needs the capabilities that the chart value repair.enabled grants.",
+    ),
+    (
+        "doctor",
+        "  kubectl detour doctor -n shop web-0
+        check the pod's node, and the pod: from its annotations to its rules in the kernel
+
+To check the nodes without a pod, use kubectl detour check. For log files, run detour on the node.",
+    ),
+];
+
 /// The programs that run plugins: `NAME-detour` is the command `detour` of NAME.
 const HOSTS: [&str; 2] = ["kubectl", "oc"];
+/// Time limit of a command about a pod. `doctor --probe` uses most of it.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Options that select objects or files of the node on which the command runs.
+const OF_NODE: [&str; 11] =
+    ["netns", "pid", "container", "pod_uid", "root", "node", "node_name", "conf", "platform", "chained", "bin_dir"];
+/// Arguments that this process uses itself.
+const OWN: [&str; 6] = ["place", "pod", "namespace", "kubeconfig", "context", "agent_namespace"];
 
 #[derive(Debug, Subcommand)]
 enum KubectlCommand {
-    Check(nodes::CheckArguments),
-    Audit(nodes::AuditArguments),
+    Check(CheckArguments),
+    Audit(AuditArguments),
     Explain(explain::ExplainArguments),
     Trace(trace::TraceArguments),
     Rules(rules::RulesArguments),
@@ -56,94 +104,331 @@ enum KubectlCommand {
 /// Runs the command line as kubectl's or oc's plugin, if `program` is the name of one.
 pub(crate) fn run_as_plugin_of_kubectl(program: &str) -> Option<ExitCode> {
     let host = HOSTS.into_iter().find(|host| program == format!("{host}-detour"))?;
-    let result = command(host).try_get_matches().and_then(|matches| {
-        let cli = Cli::from_arg_matches(&matches)?;
-        Ok((cli, matches))
-    });
-    Some(match result {
-        Ok((cli, matches)) => {
-            let output = cli.command.output();
-            print_report(output, cli.run(host, &matches))
-        }
-        Err(error) => print_usage(error),
+    let parse = |arguments: Vec<OsString>| -> Result<(Cli, ArgMatches), clap::Error> {
+        let matches = command(host).try_get_matches_from(arguments)?;
+        Ok((Cli::from_arg_matches(&matches)?, matches))
+    };
+    Some(match parse(std::env::args_os().collect()) {
+        Ok((cli, matches)) => cli.run(host, &matches),
+        Err(error) => print_usage(error, |arguments| parse(arguments).err()),
     })
 }
 
 /// Returns the command line for kubectl or oc: the help texts of shared commands name this command line, and options
 /// that select objects on a node are hidden.
 fn command(host: &str) -> Command {
-    let mut command = Cli::command().bin_name(format!("{host} detour"));
-    for (name, help) in in_agent::HELP {
-        command = command.mut_subcommand(name, |own| own.after_help(help));
-    }
-    let hide = |own: Command| {
-        own.mut_args(|argument| match in_agent::is_of_node(argument.get_id().as_str()) {
-            true => argument.hide(true),
-            false => argument,
-        })
+    let about_pod = |own: Command, examples: &str| {
+        let shared = own.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let codes = shared.rsplit_once("\n\nExit codes: ").map_or("", |(_, codes)| codes);
+        let help = "Namespace of the pod [default: the namespace of the kubeconfig's context]";
+        own.after_help(format!("Examples:\n{examples}\n\nExit codes: {codes}"))
+            .mut_arg("namespace", |argument| argument.help(help).long_help(Resettable::Reset))
+            .mut_args(|argument| {
+                let is_of_node = OF_NODE.contains(&argument.get_id().as_str());
+                if is_of_node { argument.hide(true) } else { argument }
+            })
     };
     let place = |own: Command| {
         let usage = format!("{host} detour rules [OPTIONS] POD");
         let own = own.override_usage(usage).mut_arg("configs", |argument| argument.hide(true));
         own.mut_arg("place", |argument| argument.value_name("POD").help("Name of the pod"))
     };
-    command = command.mut_subcommand("rules", place);
-    for (name, _) in in_agent::HELP {
-        command = command.mut_subcommand(name, |own| {
-            own.mut_arg("namespace", |argument| {
-                let help = "Namespace of the pod [default: the namespace of the kubeconfig's context]";
-                argument.help(help).long_help(Resettable::Reset)
-            })
-        });
-    }
-    ["explain", "trace", "rules", "doctor"]
-        .into_iter()
-        .fold(command, |command, name| command.mut_subcommand(name, hide))
-}
-
-impl KubectlCommand {
-    /// Returns the format of the command's report.
-    const fn output(&self) -> OutputArguments {
-        match self {
-            Self::Check(arguments) => arguments.output,
-            Self::Audit(arguments) => arguments.output,
-            Self::Explain(arguments) => arguments.output,
-            Self::Trace(arguments) => arguments.output,
-            Self::Rules(arguments) => arguments.output,
-            Self::Doctor(arguments) => arguments.output,
-        }
-    }
+    ABOUT_PODS.into_iter().fold(
+        Cli::command().bin_name(format!("{host} detour")).mut_subcommand("rules", place),
+        |command, (name, examples)| command.mut_subcommand(name, |own| about_pod(own, examples)),
+    )
 }
 
 impl Cli {
-    fn run(self, host: &'static str, matches: &ArgMatches) -> Result<CommandOutput, CommandError> {
-        let Self { connection, command: own } = self;
-        let kubectl = Kubectl::new(host, &connection)?;
-        let mut definition = command(host);
-        definition.build();
-        let in_agent = |selected: (Option<&str>, Option<&str>)| InAgent::new(&kubectl, &definition, matches, selected);
-        match own {
-            KubectlCommand::Check(arguments) => nodes::check(&kubectl, &arguments),
-            KubectlCommand::Audit(arguments) => nodes::audit(&kubectl, &arguments),
-            KubectlCommand::Explain(mut arguments) => match arguments.subject.in_cluster() {
-                Some(selected) => in_agent(selected)?.run(),
-                None => {
-                    arguments.subject.read_with(kubectl);
-                    explain::run(arguments)
-                }
-            },
-            KubectlCommand::Trace(mut arguments) => match arguments.subject.in_cluster() {
-                Some(selected) if arguments.live => in_agent(selected)?.needs_netns()?.run(),
-                Some(selected) => in_agent(selected)?.run(),
-                None => {
-                    arguments.subject.read_with(kubectl);
-                    trace::run(arguments)
-                }
-            },
-            KubectlCommand::Rules(arguments) => in_agent(arguments.selected())?.needs_netns()?.run(),
-            KubectlCommand::Doctor(arguments) => in_agent(arguments.selected())?.run(),
+    fn run(self, host: &'static str, matches: &ArgMatches) -> ExitCode {
+        let report = |output: OutputArguments, run: &mut dyn FnMut(Kubectl) -> Result<CommandOutput, CommandError>| {
+            print_report(output, Kubectl::new(host, &self.connection).and_then(run))
+        };
+        let in_agent = |kubectl: &Kubectl, pod: (Option<&str>, Option<&str>), needs_netns| {
+            let mut definition = command(host);
+            definition.build();
+            run_in_agent(kubectl, &definition, matches, pod, needs_netns)
+        };
+        match self.command {
+            KubectlCommand::Check(arguments) => report(arguments.output, &mut |kubectl| check(&kubectl, &arguments)),
+            KubectlCommand::Audit(arguments) => report(arguments.output, &mut |kubectl| audit(&kubectl, &arguments)),
+            KubectlCommand::Explain(mut arguments) => {
+                report(arguments.output, &mut |kubectl| match arguments.subject.in_cluster() {
+                    Some(pod) => in_agent(&kubectl, pod, false),
+                    None => {
+                        arguments.subject.read_with(kubectl);
+                        explain::run(&arguments)
+                    }
+                })
+            }
+            KubectlCommand::Trace(mut arguments) => {
+                report(arguments.output, &mut |kubectl| match arguments.subject.in_cluster() {
+                    Some(pod) => in_agent(&kubectl, pod, arguments.live),
+                    None => {
+                        arguments.subject.read_with(kubectl);
+                        trace::run(&arguments)
+                    }
+                })
+            }
+            KubectlCommand::Rules(arguments) => {
+                report(arguments.output, &mut |kubectl| in_agent(&kubectl, arguments.selected(), true))
+            }
+            KubectlCommand::Doctor(arguments) => {
+                report(arguments.output, &mut |kubectl| in_agent(&kubectl, arguments.selected(), false))
+            }
         }
     }
+}
+
+/// Runs a command in the agent on the node of the selected pod (namespace and name). `matches` has the name and the
+/// arguments of the command in the command line `definition`. The output is escaped again, because the node may be
+/// compromised.
+///
+/// # Errors
+/// No pod is selected, an option is supported only on the node, the pod or the agent is not found, or the agent can't
+/// enter the network namespaces of pods, although the command `needs_netns`.
+fn run_in_agent(
+    kubectl: &Kubectl,
+    definition: &Command,
+    matches: &ArgMatches,
+    (namespace, pod): (Option<&str>, Option<&str>),
+    needs_netns: bool,
+) -> Result<CommandOutput, CommandError> {
+    let (name, matches) = matches.subcommand().unwrap_or(("", matches));
+    let options = forwarded(definition.find_subcommand(name), matches)?;
+    let pod = pod.ok_or_else(|| CommandError::Usage("expected a pod: [-n NAMESPACE] POD".to_owned()))?;
+    let found = kubectl.pod(namespace, pod)?;
+    let text = |pointer| found.pointer(pointer).and_then(serde_json::Value::as_str).unwrap_or_default();
+    let [namespace, pod, node] = ["/metadata/namespace", "/metadata/name", "/spec/nodeName"].map(text);
+    let failed = |why: String| Error::new(Code::PodUnknown, format!("pod {namespace}/{pod}: {why}"));
+    if node.is_empty() {
+        let why = format!("not scheduled to a node; see kubectl describe pod -n {namespace} {pod}");
+        return Err(failed(why).into());
+    }
+    let agents = kubectl.agents(Some(node))?;
+    let none = || failed(format!("no agent on its node {node}; see kubectl detour check --node {node}"));
+    let agent = AgentPod::choose(&agents).ok_or_else(none)?;
+    if needs_netns && !agent.enters_pods {
+        let msg = format!(
+            "pod {}: the agent lacks the capabilities to enter pods' network namespaces; set the chart value \
+             repair.enabled=true, or run the command on node {node}",
+            agent.object
+        );
+        return Err(Error::new(Code::Forbidden, msg).into());
+    }
+    let words = ["/detour", name, "--root", "/host", "-n", namespace].into_iter();
+    let words: Vec<&str> = words.chain(options.iter().map(String::as_str)).chain(["--", pod]).collect();
+    let output = kubectl.run_in(agent, &words, TIMEOUT).map_err(|why| Error::new(Code::TryAgain, why))?;
+    for line in output.stderr.lines() {
+        crate::print(io::stderr(), &Text::line(&format!("{node}: {line}")), ExitCode::SUCCESS);
+    }
+    let text = Text::lines(&String::from_utf8_lossy(&output.stdout));
+    Ok(CommandOutput { text, code: ExitCode::from(output.code) })
+}
+
+/// Returns the options that were given on the command line, except for those that this process uses.
+///
+/// # Errors
+/// An option is supported only on the node.
+fn forwarded(definition: Option<&Command>, matches: &ArgMatches) -> Result<Vec<String>, CommandError> {
+    let mut words = Vec::new();
+    for argument in definition.into_iter().flat_map(Command::get_arguments) {
+        let id = argument.get_id().as_str();
+        let is_given =
+            matches.try_contains_id(id).is_ok() && matches.value_source(id) == Some(ValueSource::CommandLine);
+        let Some(long) = argument.get_long().filter(|_| is_given && !OWN.contains(&id)) else { continue };
+        if OF_NODE.contains(&id) {
+            return Err(CommandError::Usage(format!(
+                "--{long}: not supported by kubectl detour; run detour on the node"
+            )));
+        }
+        if matches!(argument.get_action(), ArgAction::SetTrue) {
+            words.push(format!("--{long}"));
+            continue;
+        }
+        for value in matches.get_raw(id).into_iter().flatten() {
+            words.push(format!("--{long}={}", value.to_string_lossy()));
+        }
+    }
+    Ok(words)
+}
+
+const CHECK_EXAMPLES: &str = "\
+Examples:
+  kubectl detour check
+  kubectl detour check --node worker-1
+        then run `kubectl detour doctor -n NAMESPACE POD` for a pod on the node
+  kubectl detour check -l node-role.kubernetes.io/worker -o json
+
+The command runs `detour doctor --node` in the agents of all nodes, 16 at a time. A node that the
+DaemonSet of a release selects is unhealthy if it has no ready agent. Exclusions that are no longer
+needed do not change the exit code.
+
+Exit codes: 0 all nodes are healthy or skipped, 1 a node is unhealthy or the cluster can't be read,
+2 invalid arguments or input.";
+
+const AUDIT_EXAMPLES: &str = "\
+Examples:
+  kubectl detour audit -A
+  kubectl detour audit -n shop -o json
+
+The command runs `detour audit` in one agent of each node, 16 at a time. Pods that are not
+redirected come first, then those with a rule of another program, then those with the most bytes.
+Most rules count only the first packet of each connection (docs/reports.md). The agents need the
+capabilities that the chart value repair.enabled grants.
+
+Exit codes: 0 all pods are redirected and have the desired rules, 1 a pod is not redirected, has
+other rules, has a rule of another program that lets traffic bypass the mesh or was not examined,
+or a node could not be audited, 2 invalid arguments or input.";
+
+/// Time limit for the checks of one node.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit for the audit of the pods of one node.
+const AUDIT_TIMEOUT: Duration = Duration::from_secs(120);
+/// The maximum number of names of pods in the reason for a node.
+const MAX_NAMES: usize = 5;
+
+/// Check the installation, API access, the policies of running pods and the kernel on all nodes
+///
+/// The output has the number of pods with the current policy, and one line per node. For each failed check and each
+/// warning, it has what was found and the next step.
+#[derive(Debug, Args)]
+#[command(after_help = CHECK_EXAMPLES)]
+struct CheckArguments {
+    /// Check only this node
+    #[arg(long, value_name = "NAME", conflicts_with = "selector")]
+    node: Option<String>,
+    /// Check only nodes with these labels, in the syntax of kubectl -l
+    #[arg(short = 'l', long, value_name = "SELECTOR")]
+    selector: Option<String>,
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+/// List the pods of all nodes whose traffic bypasses the mesh, and why
+#[derive(Debug, Args)]
+#[command(after_help = AUDIT_EXAMPLES)]
+struct AuditArguments {
+    /// Namespace of the pods [default: the namespace of the kubeconfig's context]
+    #[arg(short, long, value_name = "NAMESPACE", conflicts_with = "all_namespaces")]
+    namespace: Option<String>,
+    /// List the pods of all namespaces
+    #[arg(short = 'A', long)]
+    all_namespaces: bool,
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+/// Checks the installation on all nodes.
+fn check(kubectl: &Kubectl, arguments: &CheckArguments) -> Result<CommandOutput, CommandError> {
+    let mut nodes = kubectl.nodes(arguments.selector.as_deref())?;
+    if let Some(name) = &arguments.node {
+        nodes.retain(|node| node.name == *name);
+    }
+    if nodes.is_empty() {
+        let which = arguments.node.as_ref().map_or_else(
+            || arguments.selector.as_ref().map_or_else(|| "nodes".to_owned(), |labels| format!("nodes {labels:?}")),
+            |name| format!("node {name}"),
+        );
+        return Err(Error::new(Code::PodUnknown, format!("{which}: not found; see kubectl get nodes")).into());
+    }
+    let sets: Vec<AgentDaemonSet> = kubectl.daemon_sets()?.iter().filter_map(AgentDaemonSet::of).collect();
+    let all = kubectl.agents(arguments.node.as_deref())?;
+    if sets.is_empty() && all.is_empty() {
+        return Err(no_agents().into());
+    }
+    let agents: Vec<&AgentPod> = all.iter().filter(|agent| nodes.iter().any(|node| node.name == agent.node)).collect();
+    let words = ["/detour", "doctor", "--node", "--root", "/host", "-o", "json"];
+    let outputs = kubectl.run_in_all(&agents, &words, CHECK_TIMEOUT);
+    let of_agents = agents.iter().zip(&outputs);
+    let of_agents = of_agents.map(|(agent, output)| NodeCheck::of_agent(agent, output.as_ref().map_err(Clone::clone)));
+    let without = nodes.iter().filter(|node| !agents.iter().any(|agent| agent.node == node.name));
+    let report = NodesCheck::of(of_agents.chain(without.map(|node| without_agent(node, &sets))).collect());
+    if !report.healthy {
+        let nodes: Vec<&str> = report.unhealthy().into_iter().collect();
+        print_error(format_args!("unhealthy nodes: {}", nodes.join(", ")), ExitCode::FAILURE);
+    }
+    arguments.output.render_verdict(&report, report.healthy)
+}
+
+/// Lists the pods of all nodes that bypass the mesh.
+fn audit(kubectl: &Kubectl, arguments: &AuditArguments) -> Result<CommandOutput, CommandError> {
+    let namespace = match (arguments.all_namespaces, &arguments.namespace) {
+        (true, _) => None,
+        (false, Some(namespace)) => Some(namespace.clone()),
+        (false, None) => Some(kubectl.namespace()?),
+    };
+    let namespace = namespace.as_deref();
+    let all = kubectl.agents(None)?;
+    if all.is_empty() {
+        return Err(no_agents().into());
+    }
+    let agents: Vec<&AgentPod> =
+        all.chunk_by(|a, b| a.node == b.node).filter_map(|of_node| AgentPod::choose(of_node)).collect();
+    let mut words = vec!["/detour", "audit", "--root", "/host", "-o", "json"];
+    words.extend(namespace.iter().flat_map(|namespace| ["-n", namespace]));
+    let outputs = kubectl.run_in_all(&agents, &words, AUDIT_TIMEOUT);
+    let mut report = NodesAudit::default();
+    for (agent, output) in agents.iter().zip(&outputs) {
+        report.add(&agent.node, namespace, output.as_ref().map_err(Clone::clone));
+    }
+    match not_audited(kubectl, namespace, &agents) {
+        Ok(nodes) => nodes.into_iter().for_each(|(node, error)| report.add(&node, namespace, Err(error))),
+        Err(error) => report.add("nodes without an agent", namespace, Err(error.to_string())),
+    }
+    let report = report.sorted();
+    if !report.errors.is_empty() {
+        let nodes: Vec<&str> = report.errors.iter().map(|error| error.node.as_str()).collect();
+        print_error(format_args!("nodes not audited: {}", nodes.join(", ")), ExitCode::FAILURE);
+    }
+    arguments.output.render_verdict(&report, report.is_clean())
+}
+
+/// Returns the error for a cluster without agents.
+fn no_agents() -> Error {
+    let msg = "no agent found: no pod has the labels app.kubernetes.io/part-of=detour and \
+               app.kubernetes.io/component=agent and mounts /var/lib/cni/detour of its node; install detour, or correct \
+               --context and --agent-namespace";
+    Error::new(Code::PodUnknown, msg)
+}
+
+/// Returns the result of a node without an agent.
+fn without_agent(node: &NodeLabels, sets: &[AgentDaemonSet]) -> NodeCheck {
+    let selecting = |result| sets.iter().find(|set| set.selects(node) == result).map(|set| &set.object);
+    let (expected, reason) = match (selecting(Some(true)), selecting(None)) {
+        (Some(set), _) => {
+            let next = format!("see kubectl describe daemonset -n {} {}", set.namespace, set.name);
+            (false, format!("no agent, but DaemonSet {set} selects this node; {next}"))
+        }
+        (None, Some(set)) => (true, format!("no agent; DaemonSet {set} has a node affinity")),
+        (None, None) => (true, "no agent; no DaemonSet of an agent selects this node".to_owned()),
+    };
+    NodeCheck::without_agent(&node.name, expected, reason)
+}
+
+/// Returns the nodes without an agent that have pods with a sidecar, with the reason why these pods are not examined.
+fn not_audited(
+    kubectl: &Kubectl,
+    namespace: Option<&str>,
+    agents: &[&AgentPod],
+) -> Result<Vec<(String, String)>, Error> {
+    let mut found = Vec::new();
+    for NodeLabels { name, .. } in kubectl.nodes(None)? {
+        if agents.iter().any(|agent| agent.node == name) {
+            continue;
+        }
+        let pods = pods_with_running_sidecar(&kubectl.pods_of_node(&name, namespace)?);
+        if !pods.is_empty() {
+            let shown = pods[..pods.len().min(MAX_NAMES)].join(", ");
+            let more = if pods.len() > MAX_NAMES { ", …" } else { "" };
+            let error = format!(
+                "no agent; pods with a sidecar, not examined: {} ({shown}{more}); see kubectl detour check --node {name}",
+                pods.len()
+            );
+            found.push((name, error));
+        }
+    }
+    Ok(found)
 }
 
 #[cfg(test)]

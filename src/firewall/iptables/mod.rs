@@ -4,8 +4,9 @@
 //! * `xt`: xtables matches and targets as C structures
 //! * `text`: rules as `iptables-save` prints them, and for `iptables-restore`
 
-use super::expression::{Base, Expression, Meta, NftVerdict, encodes_as};
-use super::rule::{Family, Is, Match, Name, Rule, Target, protocol_number};
+use super::expression::{Base, Expression, Meta, encodes_as};
+use super::rule::{Family, Is, Match, Name, Rule, protocol_number};
+use super::target::Target;
 use crate::netlink::attributes::Attributes;
 use crate::policy::{PortRange, Protocol};
 use crate::trusted_file::read_text;
@@ -74,16 +75,10 @@ fn encode(rule: &Rule, family: Family, out: &mut dyn FnMut(Expression<'_>)) {
         }
     }
     out(Expression::Counter);
-    match &rule.target {
-        Target::Accept => out(Expression::Verdict(NftVerdict::Accept)),
-        Target::Drop => out(Expression::Verdict(NftVerdict::Drop)),
-        Target::Return => out(Expression::Verdict(NftVerdict::Return)),
-        Target::Jump(chain) => out(Expression::Verdict(NftVerdict::Jump(chain))),
-        other => {
-            if let Some(extension) = xt::of_target(other, family, &mut Info::new()) {
-                out(Expression::Target(extension));
-            }
-        }
+    if let Some(verdict) = rule.target.verdict() {
+        out(Expression::Verdict(verdict));
+    } else if let Some(extension) = xt::of_target(&rule.target, family, &mut Info::new()) {
+        out(Expression::Target(extension));
     }
 }
 
@@ -250,10 +245,7 @@ impl<'a> Decoder<'a> {
     fn target(&mut self) -> Option<Target> {
         let family = self.family;
         let target = match self.next()? {
-            Expression::Verdict(NftVerdict::Accept) => Target::Accept,
-            Expression::Verdict(NftVerdict::Drop) => Target::Drop,
-            Expression::Verdict(NftVerdict::Return) => Target::Return,
-            Expression::Verdict(NftVerdict::Jump(chain)) => Target::Jump((*chain).to_owned().into()),
+            Expression::Verdict(verdict) => Target::of_verdict(*verdict).filter(|of| !matches!(of, Target::Goto(_)))?,
             Expression::Target(extension) => xt::to_target(*extension, family)?,
             _ => return None,
         };

@@ -1,6 +1,7 @@
 //! Rules as `iptables-save` prints them, without `-A CHAIN`, and the rules of a redirection for `iptables-restore`.
 
-use crate::firewall::rule::{CtState, Family, Hook, Is, Match, Name, Rule, Ruleset, Table, Target};
+use crate::firewall::rule::{CtState, Family, Hook, Is, Match, Name, Rule, Ruleset, Table};
+use crate::firewall::target::Target;
 use crate::policy::PortRange;
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Formatter, Write as _};
@@ -70,6 +71,7 @@ impl Rule {
             Target::SetMark(mark) => format!("-j MARK --set-xmark {mark:#x}/0xffffffff"),
             Target::SaveMark => "-j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff".to_owned(),
             Target::RestoreMark => "-j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff".to_owned(),
+            Target::Goto(_) | Target::KeepDestination | Target::Reset | Target::Reject => "(native)".to_owned(),
         }
     }
 

@@ -2,7 +2,8 @@
 //! (linux/netfilter/xt_*.h), padded to eight bytes as by `XT_ALIGN`.
 
 use crate::firewall::expression::Extension;
-use crate::firewall::rule::{CtState, Family, Is, MULTIPORT_SLOTS, Match, Target};
+use crate::firewall::rule::{CtState, Family, Is, MULTIPORT_SLOTS, Match};
+use crate::firewall::target::Target;
 use crate::policy::{IdRange, PortRange};
 
 /// The length of the longest structure, `struct xt_conntrack_mtinfo3`, with its padding.
@@ -75,7 +76,7 @@ pub(super) fn of_match<'a>(condition: &Match, info: &'a mut Info) -> Option<Exte
     }
 }
 
-/// Encodes a target in the empty `info`; `None` for a verdict.
+/// Encodes a target in the empty `info`; `None` for a verdict or a native target.
 pub(super) fn of_target<'a>(target: &Target, family: Family, info: &'a mut Info) -> Option<Extension<'a>> {
     match target {
         Target::Redirect(port) => Some(redirect(info, *port, family)),
@@ -87,7 +88,7 @@ pub(super) fn of_target<'a>(target: &Target, family: Family, info: &'a mut Info)
         Target::SetMark(mark) => Some(info.u32(*mark).u32(ALL_BITS).named("MARK", 2)),
         Target::SaveMark => Some(connmark(info, CONNMARK_SAVE)),
         Target::RestoreMark => Some(connmark(info, CONNMARK_RESTORE)),
-        Target::Accept | Target::Return | Target::Drop | Target::Jump(_) => None,
+        _ => None,
     }
 }
 

@@ -13,11 +13,12 @@
 //! * The rules look up the sender's control group at every level, because the level of a container's control group
 //!   depends on the node. A level that does not exist does not match. A control group below the container's also matches.
 
-use super::rule::{BaseHook, Condition, InCgroup, Key, NativeAction, NativeChain, NativeRule};
+use super::rule::{BaseHook, Condition, InCgroup, Key, NativeChain, NativeRule};
 use super::set::{Span, Spans};
 use super::translate::{addresses, condense, interface, ports};
 use crate::firewall::istio::{DNS_PORT, PROXY_ZONE, ZTUNNEL_MARK};
 use crate::firewall::rule::{ExcludedTraffic, Family, Hook, Name, Table, protocol_number};
+use crate::firewall::target::Target;
 use crate::policy::{ContainerScope, DnsCapture, Exclusion, PortRange, Protocol, TrafficOwner};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -44,7 +45,7 @@ const PROTOCOLS_WITH_PORTS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 pub(super) fn chains(excluded: &ExcludedTraffic) -> BTreeMap<Name, NativeChain> {
     let base = |like, rules| NativeChain { hook: Some(BaseHook { like, hook: Hook::Output }), rules };
     let plain = |rules| NativeChain { hook: None, rules };
-    let fix = |family| NativeRule { family: Some(family), ..NativeRule::new(NativeAction::KeepDestination) };
+    let fix = |family| NativeRule { family: Some(family), ..NativeRule::new(Target::KeepDestination) };
     let mut chains = BTreeMap::from([
         (NAT.into(), base(Table::Nat, excludable(excluded))),
         (EXCLUSIONS.into(), plain(exclusions(excluded, DIRECT))),
@@ -52,7 +53,7 @@ pub(super) fn chains(excluded: &ExcludedTraffic) -> BTreeMap<Name, NativeChain> 
     ]);
     let queries = queries(excluded);
     if excluded.capture != DnsCapture::Off && !queries.is_empty() {
-        let zone = |zone| NativeRule::new(NativeAction::Zone(zone));
+        let zone = |zone| NativeRule::new(Target::Zone(zone));
         chains.insert(RAW.into(), base(Table::Raw, captured_queries(excluded)));
         chains.insert(QUERIES.into(), plain(queries));
         chains.insert(ZONE.into(), plain(vec![with(zone(NO_ZONE), [over_lo(true)]), zone(PROXY_ZONE)]));
@@ -120,8 +121,7 @@ fn queries(ExcludedTraffic { exclusions, scopes, .. }: &ExcludedTraffic) -> Vec<
 /// Returns the rules for queries over UDP that the redirection captures.
 fn captured_queries(ExcludedTraffic { capture, captures_ip6, ambient, .. }: &ExcludedTraffic) -> Vec<NativeRule> {
     let conditions = || dns(&[Protocol::Udp]).into_iter().chain(not_of_ztunnel(*ambient));
-    let query =
-        |family| NativeRule { family, ..with(NativeRule::new(NativeAction::Jump(QUERIES.into())), conditions()) };
+    let query = |family| NativeRule { family, ..with(NativeRule::new(Target::Jump(QUERIES.into())), conditions()) };
     let (v4, v6): (Spans, Spans) = match capture {
         DnsCapture::Off => return Vec::new(),
         DnsCapture::All => return vec![query((!captures_ip6).then_some(Family::Ip))],
@@ -162,7 +162,7 @@ fn by_level(set: ContainerScope, chain: &'static str) -> impl Iterator<Item = Na
 }
 
 pub(super) fn goto(chain: &'static str) -> NativeRule {
-    NativeRule::new(NativeAction::Goto(chain.into()))
+    NativeRule::new(Target::Goto(chain.into()))
 }
 
 pub(super) fn with(mut rule: NativeRule, conditions: impl IntoIterator<Item = Condition>) -> NativeRule {

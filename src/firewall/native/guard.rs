@@ -11,11 +11,12 @@
 
 use super::exclusions::{dns, exclusions, goto, not_of_ztunnel, protocol, with};
 use super::live::NativeLiveTables;
-use super::rule::{BaseHook, Condition, Key, LOCAL, NativeAction, NativeChain, NativeRule, NativeTable, SYN};
+use super::rule::{BaseHook, Condition, Key, LOCAL, NativeChain, NativeRule, NativeTable, SYN};
 use super::set::Spans;
 use super::translate::{addresses, interface, redirection};
 use crate::firewall::istio::ZTUNNEL_MARK;
 use crate::firewall::rule::{ExcludedTraffic, Family, GuardedTraffic, Hook, Name, Ruleset, Table};
+use crate::firewall::target::Target;
 use crate::policy::{AmbientGuard, DnsCapture, InterceptionMode, Protocol, Redirect};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -97,8 +98,8 @@ pub(super) fn chains(guarded: &GuardedTraffic, excluded: Option<&ExcludedTraffic
         add(ACCEPT, vec![accept()]);
     }
     for chain in [REJECT_OUTBOUND, REJECT_INBOUND] {
-        let tcp = with(NativeRule::new(NativeAction::Reset), [protocol(&[Protocol::Tcp])]);
-        add(chain, vec![tcp, NativeRule::new(NativeAction::Reject)]);
+        let tcp = with(NativeRule::new(Target::Reset), [protocol(&[Protocol::Tcp])]);
+        add(chain, vec![tcp, NativeRule::new(Target::Reject)]);
     }
     let new = |chain| with(jump(chain), new_connections());
     let mut output = vec![new(OUTBOUND)];
@@ -136,9 +137,9 @@ fn of_sidecar(ruleset: &Ruleset, redirect: &Redirect, chains: &mut BTreeMap<Name
     };
     // A direct connection to the sidecar's own port reaches the sidecar, and so does a redirected one of a virtual machine.
     let port = |port| Condition { key: Key::DestinationPort, not: false, values: Spans::one(port) };
-    let reaches = with(NativeRule::new(NativeAction::Return), [port(redirect.inbound_capture_port)]);
+    let reaches = with(NativeRule::new(Target::Return), [port(redirect.inbound_capture_port)]);
     let of_machine = |name: &String| {
-        with(NativeRule::new(NativeAction::Return), [over(Key::InInterface, name), port(redirect.proxy_port)])
+        with(NativeRule::new(Target::Return), [over(Key::InInterface, name), port(redirect.proxy_port)])
     };
     let reached = std::iter::once(reaches).chain(redirect.reroute_virtual_interfaces.iter().map(of_machine));
     chains.entry(INBOUND.into()).or_default().extend(reached);
@@ -169,18 +170,16 @@ fn guarded(name: &str) -> Name {
 /// Returns rules with `reject` where they redirect, without those that do something else.
 fn rejecting(rules: &[NativeRule], redirect: &Redirect) -> Vec<NativeRule> {
     let rejecting = |rule: &NativeRule| {
-        let action = match &rule.action {
-            NativeAction::Return => NativeAction::Return,
-            NativeAction::Jump(chain) if !chain.ends_with("_DIVERT") && !chain.ends_with("_DROP") => {
-                NativeAction::Jump(guarded(chain))
+        let target = match &rule.target {
+            Target::Return => Target::Return,
+            Target::Jump(chain) if !chain.ends_with("_DIVERT") && !chain.ends_with("_DROP") => {
+                Target::Jump(guarded(chain))
             }
-            NativeAction::Redirect(port) if *port != redirect.inbound_capture_port => {
-                NativeAction::Goto(REJECT_OUTBOUND.into())
-            }
-            NativeAction::Redirect(_) | NativeAction::Tproxy { .. } => NativeAction::Goto(REJECT_INBOUND.into()),
+            Target::Redirect(port) if *port != redirect.inbound_capture_port => Target::Goto(REJECT_OUTBOUND.into()),
+            Target::Redirect(_) | Target::Tproxy { .. } => Target::Goto(REJECT_INBOUND.into()),
             _ => return None,
         };
-        Some(NativeRule { action, ..rule.clone() })
+        Some(NativeRule { target, ..rule.clone() })
     };
     rules.iter().filter_map(rejecting).collect()
 }
@@ -221,9 +220,9 @@ fn over(key: Key, name: &str) -> Condition {
 }
 
 fn accept() -> NativeRule {
-    NativeRule::new(NativeAction::Accept)
+    NativeRule::new(Target::Accept)
 }
 
 fn jump(chain: &'static str) -> NativeRule {
-    NativeRule::new(NativeAction::Jump(chain.into()))
+    NativeRule::new(Target::Jump(chain.into()))
 }

@@ -1,9 +1,10 @@
-//! The model of native rules: conditions on sets of numbers, and an action; and their text as `nft list ruleset`
+//! The model of native rules: conditions on sets of numbers, and a target; and their text as `nft list ruleset`
 //! prints it without counters, which `nft -f` reads.
 
 use super::set::{Span, Spans};
 use crate::firewall::containers::{MAX_ELEMENTS, SCOPES, TABLE as EXCLUSIONS, set_name};
-use crate::firewall::rule::{Family, Hook, Name, Table, Target};
+use crate::firewall::rule::{Family, Hook, Name, Table};
+use crate::firewall::target::Target;
 use crate::policy::ContainerScope;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -74,62 +75,6 @@ impl Condition {
     }
 }
 
-/// The action on a packet that meets all conditions.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NativeAction {
-    /// `accept`: ends the evaluation of this base chain.
-    Accept,
-    /// `return`.
-    Return,
-    /// `drop`.
-    Drop,
-    /// `jump`.
-    Jump(Name),
-    /// `goto`: evaluates a chain, which returns to the chain that called this one.
-    Goto(Name),
-    /// `redirect to :PORT`.
-    Redirect(u16),
-    /// `ct zone set`.
-    Zone(u16),
-    /// `tproxy to :PORT meta mark set MARK accept`: without a listener, evaluation continues.
-    Tproxy {
-        /// The proxy's port.
-        port: u16,
-        /// The mark that routes the packet to lo.
-        mark: u32,
-    },
-    /// `meta mark set`.
-    SetMark(u32),
-    /// `ct mark set meta mark`.
-    SaveMark,
-    /// `meta mark set ct mark`.
-    RestoreMark,
-    /// `dnat ip to ip daddr`: fixes the destination, so that no other table can change it.
-    KeepDestination,
-    /// `reject with tcp reset`.
-    Reset,
-    /// `reject with icmpx port-unreachable`.
-    Reject,
-}
-
-impl From<&Target> for NativeAction {
-    /// Returns the action of the same name. `translate` corrects for the actions that have another effect.
-    fn from(target: &Target) -> Self {
-        match target {
-            Target::Accept => Self::Accept,
-            Target::Return => Self::Return,
-            Target::Drop => Self::Drop,
-            Target::Jump(chain) => Self::Jump(chain.clone()),
-            Target::Redirect(port) => Self::Redirect(*port),
-            Target::Zone(zone) => Self::Zone(*zone),
-            Target::Tproxy { port, mark } => Self::Tproxy { port: *port, mark: *mark },
-            Target::SetMark(mark) => Self::SetMark(*mark),
-            Target::SaveMark => Self::SaveMark,
-            Target::RestoreMark => Self::RestoreMark,
-        }
-    }
-}
-
 /// `socket cgroupv2 level`: the control group of the sending socket, or its ancestor at this level, is in a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InCgroup {
@@ -148,15 +93,15 @@ pub struct NativeRule {
     pub conditions: Vec<Condition>,
     /// The condition on the sender's control group.
     pub cgroup: Option<InCgroup>,
-    /// The action.
-    pub action: NativeAction,
+    /// What it does with a packet that meets all conditions.
+    pub target: Target,
 }
 
 impl NativeRule {
     /// Returns a rule without conditions.
     #[must_use]
-    pub const fn new(action: NativeAction) -> Self {
-        Self { family: None, conditions: Vec::new(), cgroup: None, action }
+    pub const fn new(target: Target) -> Self {
+        Self { family: None, conditions: Vec::new(), cgroup: None, target }
     }
 
     /// Returns the condition on `key`, if there is exactly one.
@@ -303,7 +248,7 @@ impl Display for NativeRule {
         if let Some(InCgroup { level, set }) = self.cgroup {
             write!(f, "socket cgroupv2 level {level} @{} ", set_name(set))?;
         }
-        write!(f, "counter {}", self.action_text())
+        write!(f, "counter {}", self.target_text())
     }
 }
 
@@ -321,26 +266,26 @@ impl NativeRule {
         protocol_name(span.first).filter(|_| span.is_one())
     }
 
-    fn action_text(&self) -> String {
+    fn target_text(&self) -> String {
         let family = self.family.map_or("", Family::name);
-        match &self.action {
-            NativeAction::Accept => "accept".to_owned(),
-            NativeAction::Return => "return".to_owned(),
-            NativeAction::Drop => "drop".to_owned(),
-            NativeAction::Jump(chain) => format!("jump {chain}"),
-            NativeAction::Goto(chain) => format!("goto {chain}"),
-            NativeAction::Redirect(port) => format!("redirect to :{port}"),
-            NativeAction::Zone(zone) => format!("ct zone set {zone}"),
-            NativeAction::Tproxy { port, mark } if family.is_empty() => {
+        match &self.target {
+            Target::Accept => "accept".to_owned(),
+            Target::Return => "return".to_owned(),
+            Target::Drop => "drop".to_owned(),
+            Target::Jump(chain) => format!("jump {chain}"),
+            Target::Goto(chain) => format!("goto {chain}"),
+            Target::Redirect(port) => format!("redirect to :{port}"),
+            Target::Zone(zone) => format!("ct zone set {zone}"),
+            Target::Tproxy { port, mark } if family.is_empty() => {
                 format!("tproxy to :{port} meta mark set {mark:#x} accept")
             }
-            NativeAction::Tproxy { port, mark } => format!("tproxy {family} to :{port} meta mark set {mark:#x} accept"),
-            NativeAction::SetMark(mark) => format!("meta mark set {mark:#x}"),
-            NativeAction::SaveMark => "ct mark set meta mark".to_owned(),
-            NativeAction::RestoreMark => "meta mark set ct mark".to_owned(),
-            NativeAction::KeepDestination => format!("dnat {family} to {family} daddr"),
-            NativeAction::Reset => "reject with tcp reset".to_owned(),
-            NativeAction::Reject => "reject with icmpx port-unreachable".to_owned(),
+            Target::Tproxy { port, mark } => format!("tproxy {family} to :{port} meta mark set {mark:#x} accept"),
+            Target::SetMark(mark) => format!("meta mark set {mark:#x}"),
+            Target::SaveMark => "ct mark set meta mark".to_owned(),
+            Target::RestoreMark => "meta mark set ct mark".to_owned(),
+            Target::KeepDestination => format!("dnat {family} to {family} daddr"),
+            Target::Reset => "reject with tcp reset".to_owned(),
+            Target::Reject => "reject with icmpx port-unreachable".to_owned(),
         }
     }
 }

@@ -7,14 +7,15 @@
 //! * A mark is saved only on lo, where the proxy's marked packets arrive. During a change, a packet can pass old chains in
 //!   one table and new ones in the next one. The old ones mark packets of any connection.
 //!
-//! Rules with the same action that differ in one list are merged into one rule with a set, so that the number of rules
+//! Rules with the same target that differ in one list are merged into one rule with a set, so that the number of rules
 //! does not grow with the lists. Merging changes the outcome for no packet.
 
-use super::rule::{BaseHook, Condition, Key, NativeAction, NativeChain, NativeRule, NativeTable, NativeTables};
+use super::rule::{BaseHook, Condition, Key, NativeChain, NativeRule, NativeTable, NativeTables};
 use super::set::{Span, Spans};
 use crate::firewall::rule;
-use crate::firewall::rule::{CtState, Family, Hook, Match, Name, Ruleset, Table, TableRules, Target, protocol_number};
+use crate::firewall::rule::{CtState, Family, Hook, Match, Name, Ruleset, Table, TableRules, protocol_number};
 use crate::firewall::subsequence::common_subsequence;
+use crate::firewall::target::Target;
 use crate::policy::{IdRange, PortRange};
 use ipnet::IpNet;
 use std::net::IpAddr;
@@ -109,15 +110,14 @@ fn zip(a: Vec<NativeRule>, family_of_a: Family, b: Vec<NativeRule>, family_of_b:
 
 /// Translates a rule; TPROXY becomes two.
 fn native(rule: &rule::Rule, family: Family) -> impl Iterator<Item = NativeRule> + use<> {
-    let action = NativeAction::from(&rule.target);
     let family_of_addresses = has_address(rule).then_some(family);
     let mut conditions = conditions(rule, family);
-    if action == NativeAction::SaveMark {
+    if rule.target == Target::SaveMark {
         conditions.insert(0, Condition { key: Key::InInterface, not: false, values: interface("lo") });
     }
-    let first = NativeRule { family: family_of_addresses, conditions, cgroup: None, action };
-    let drop = matches!(rule.target, Target::Tproxy { .. })
-        .then(|| NativeRule { action: NativeAction::Drop, ..first.clone() });
+    let first = NativeRule { family: family_of_addresses, conditions, ..NativeRule::new(rule.target.clone()) };
+    let drop =
+        matches!(rule.target, Target::Tproxy { .. }).then(|| NativeRule { target: Target::Drop, ..first.clone() });
     std::iter::once(first).chain(drop)
 }
 
@@ -234,7 +234,7 @@ fn absorbing_rule(rule: &NativeRule, earlier: &[NativeRule]) -> Option<(usize, O
         if let Some(differing) = can_merge(other, rule) {
             return Some((at, differing));
         }
-        if other.action != rule.action && !are_disjoint(other, rule) {
+        if other.target != rule.target && !are_disjoint(other, rule) {
             return None;
         }
     }
@@ -256,7 +256,7 @@ fn are_disjoint(a: &NativeRule, b: &NativeRule) -> bool {
 /// Returns whether one rule can match exactly the packets of both (`Some`), and the condition to extend for that; an
 /// inner `None` if the rules are equal.
 fn can_merge(a: &NativeRule, b: &NativeRule) -> Option<Option<usize>> {
-    if a.action != b.action || a.family != b.family || a.conditions.len() != b.conditions.len() {
+    if a.target != b.target || a.family != b.family || a.conditions.len() != b.conditions.len() {
         return None;
     }
     let mut differing = a.conditions.iter().zip(&b.conditions).enumerate().filter(|(_, (a, b))| a != b);
@@ -267,7 +267,7 @@ fn can_merge(a: &NativeRule, b: &NativeRule) -> Option<Option<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rule::{Condition, NativeAction};
+    use super::super::rule::Condition;
     use super::super::set::{Span, Spans};
     use super::*;
     use proptest::prelude::*;
@@ -275,7 +275,7 @@ mod tests {
     fn rules(ports: &[u16]) -> Vec<NativeRule> {
         let rule = |port: &u16| NativeRule {
             conditions: vec![Condition { key: Key::DestinationPort, not: false, values: Spans::one(*port) }],
-            ..NativeRule::new(NativeAction::Accept)
+            ..NativeRule::new(Target::Accept)
         };
         ports.iter().map(rule).collect()
     }
@@ -312,12 +312,12 @@ mod tests {
     const KEYS: [Key; 3] = [Key::DestinationPort, Key::Uid, Key::Gid];
 
     /// Returns the action of the first rule that matches `values`, one for each key.
-    fn decides(rules: &[NativeRule], values: [u128; 3]) -> Option<&NativeAction> {
+    fn decides(rules: &[NativeRule], values: [u128; 3]) -> Option<&Target> {
         let holds = |condition: &Condition| {
             let value = values[KEYS.iter().position(|key| *key == condition.key).expect("one of these")];
             condition.values.as_slice().iter().any(|s| s.first <= value && value <= s.last) != condition.not
         };
-        rules.iter().find(|rule| rule.conditions.iter().all(holds)).map(|rule| &rule.action)
+        rules.iter().find(|rule| rule.conditions.iter().all(holds)).map(|rule| &rule.target)
     }
 
     fn rule() -> impl Strategy<Value = NativeRule> {
@@ -330,10 +330,10 @@ mod tests {
             })
         };
         let conditions = KEYS.map(|key| prop::option::of(condition(key)));
-        let action = prop::sample::select(vec![NativeAction::Accept, NativeAction::Drop]);
-        (conditions, action).prop_map(|(conditions, action)| NativeRule {
+        let target = prop::sample::select(vec![Target::Accept, Target::Drop]);
+        (conditions, target).prop_map(|(conditions, target)| NativeRule {
             conditions: conditions.into_iter().flatten().collect(),
-            ..NativeRule::new(action)
+            ..NativeRule::new(target)
         })
     }
 
@@ -355,7 +355,7 @@ mod tests {
             conditions: [(Key::DestinationPort, port), (Key::Uid, uid)]
                 .map(|(key, value)| Condition { key, not: false, values: Spans::one(value) })
                 .into(),
-            ..NativeRule::new(NativeAction::Accept)
+            ..NativeRule::new(Target::Accept)
         };
         let started = std::time::Instant::now();
         assert_eq!(condense((0..20_000).map(|i| of(2 * i, 2 * i))).len(), 20_000);
@@ -365,16 +365,11 @@ mod tests {
 
     #[test]
     fn a_rule_moves_only_past_rules_that_match_none_of_its_packets() {
-        let of = |port: u16, action: NativeAction| NativeRule {
+        let of = |port: u16, target: Target| NativeRule {
             conditions: vec![Condition { key: Key::DestinationPort, not: false, values: Spans::one(port) }],
-            ..NativeRule::new(action)
+            ..NativeRule::new(target)
         };
-        let rules = vec![
-            of(1, NativeAction::Accept),
-            of(2, NativeAction::Drop),
-            of(5, NativeAction::Accept),
-            of(2, NativeAction::Accept),
-        ];
+        let rules = vec![of(1, Target::Accept), of(2, Target::Drop), of(5, Target::Accept), of(2, Target::Accept)];
         let fewer: Vec<String> = condense(rules).iter().map(ToString::to_string).collect();
         let expected = ["th dport { 1, 5 } counter accept", "th dport 2 counter drop", "th dport 2 counter accept"];
         assert_eq!(fewer, expected);

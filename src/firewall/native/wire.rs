@@ -2,11 +2,12 @@
 //! differently for the same rule: a range as two comparisons, a prefix as its first bytes.
 
 use super::nft_set::{LiveSet, NEW_SET, Set, lowest, number};
-use super::rule::{Condition, InCgroup, Key, NativeAction, NativeRule};
+use super::rule::{Condition, InCgroup, Key, NativeRule};
 use super::set::{Span, Spans};
 use crate::firewall::containers::{scope_of_set, set_name};
-use crate::firewall::expression::{Base, Ct, Expression, Meta, NftVerdict, SetName, encodes_as};
+use crate::firewall::expression::{Base, Ct, Expression, Meta, SetName, encodes_as};
 use crate::firewall::rule::Family;
+use crate::firewall::target::Target;
 use std::collections::BTreeMap;
 
 /// The TCP flags `fin`, `syn`, `rst` and `ack`, which distinguish the first packet of a connection.
@@ -91,7 +92,7 @@ pub(in crate::firewall) fn encode(rule: &NativeRule, first_set: u32, out: &mut d
         out(Expression::Lookup { not: false, set: SetName { id: 0, name: set_name(set) } });
     }
     out(Expression::Counter);
-    action(&rule.action, rule.family, out);
+    target(&rule.target, rule.family, out);
 }
 
 /// Encodes the comparison of a key with a single span.
@@ -126,78 +127,70 @@ fn compare(key: Key, not: bool, span: Span, out: &mut dyn FnMut(Expression<'_>))
     }
 }
 
-fn action(action: &NativeAction, family: Option<Family>, out: &mut dyn FnMut(Expression<'_>)) {
+fn target(target: &Target, family: Option<Family>, out: &mut dyn FnMut(Expression<'_>)) {
     let number = family.map_or(0, |family| family.number().into());
-    match action {
-        NativeAction::Accept => out(Expression::Verdict(NftVerdict::Accept)),
-        NativeAction::Return => out(Expression::Verdict(NftVerdict::Return)),
-        NativeAction::Drop => out(Expression::Verdict(NftVerdict::Drop)),
-        NativeAction::Jump(chain) => out(Expression::Verdict(NftVerdict::Jump(chain))),
-        NativeAction::Goto(chain) => out(Expression::Verdict(NftVerdict::Goto(chain))),
-        NativeAction::Redirect(to) => {
+    match target {
+        Target::Accept | Target::Return | Target::Drop | Target::Jump(_) | Target::Goto(_) => {
+            target.verdict().map(Expression::Verdict).into_iter().for_each(out);
+        }
+        Target::Redirect(to) => {
             out(Expression::Constant(&to.to_be_bytes()));
             out(Expression::Redirect);
         }
-        NativeAction::Zone(zone) => {
+        Target::Zone(zone) => {
             out(Expression::Constant(&zone.to_ne_bytes()));
             out(Expression::SetCt(Ct::Zone));
         }
-        NativeAction::Tproxy { port, mark } => {
+        Target::Tproxy { port, mark } => {
             out(Expression::Constant(&port.to_be_bytes()));
             out(Expression::Tproxy(number));
             out(Expression::Constant(&mark.to_ne_bytes()));
             out(Expression::SetMeta(Meta::Mark));
-            out(Expression::Verdict(NftVerdict::Accept));
+            Target::Accept.verdict().map(Expression::Verdict).into_iter().for_each(out);
         }
-        NativeAction::SetMark(mark) => {
+        Target::SetMark(mark) => {
             out(Expression::Constant(&mark.to_ne_bytes()));
             out(Expression::SetMeta(Meta::Mark));
         }
-        NativeAction::SaveMark => {
+        Target::SaveMark => {
             out(Expression::Meta(Meta::Mark));
             out(Expression::SetCt(Ct::Mark));
         }
-        NativeAction::RestoreMark => {
+        Target::RestoreMark => {
             out(Expression::Ct(Ct::Mark));
             out(Expression::SetMeta(Meta::Mark));
         }
-        NativeAction::Reset => out(Expression::Reject(TCP_RESET, 0)),
-        NativeAction::Reject => out(Expression::Reject(ICMPX, PORT_UNREACHABLE)),
-        NativeAction::KeepDestination => {
+        Target::Reset => out(Expression::Reject(TCP_RESET, 0)),
+        Target::Reject => out(Expression::Reject(ICMPX, PORT_UNREACHABLE)),
+        Target::KeepDestination => {
             out(Key::Destination(family.unwrap_or(Family::Ip)).load());
             out(Expression::DestinationNat(number));
         }
     }
 }
 
-/// Decodes the action of a rule for `family`.
-fn read_action(expressions: &[Expression<'_>], family: Option<Family>) -> Option<NativeAction> {
+/// Decodes the target of a rule for `family`.
+fn read_target(expressions: &[Expression<'_>], family: Option<Family>) -> Option<Target> {
     let short = |bytes: &[u8]| <[u8; 2]>::try_from(bytes).ok();
     let long = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).ok();
     let found = match expressions {
-        [Expression::Verdict(NftVerdict::Accept)] => NativeAction::Accept,
-        [Expression::Verdict(NftVerdict::Return)] => NativeAction::Return,
-        [Expression::Verdict(NftVerdict::Drop)] => NativeAction::Drop,
-        [Expression::Verdict(NftVerdict::Jump(chain))] => NativeAction::Jump((*chain).to_owned().into()),
-        [Expression::Verdict(NftVerdict::Goto(chain))] => NativeAction::Goto((*chain).to_owned().into()),
-        [Expression::Constant(port), Expression::Redirect] => NativeAction::Redirect(u16::from_be_bytes(short(port)?)),
-        [Expression::Constant(zone), Expression::SetCt(Ct::Zone)] => {
-            NativeAction::Zone(u16::from_ne_bytes(short(zone)?))
-        }
+        [Expression::Verdict(verdict)] => Target::of_verdict(*verdict)?,
+        [Expression::Constant(port), Expression::Redirect] => Target::Redirect(u16::from_be_bytes(short(port)?)),
+        [Expression::Constant(zone), Expression::SetCt(Ct::Zone)] => Target::Zone(u16::from_ne_bytes(short(zone)?)),
         [Expression::Constant(mark), Expression::SetMeta(Meta::Mark)] => {
-            NativeAction::SetMark(u32::from_ne_bytes(long(mark)?))
+            Target::SetMark(u32::from_ne_bytes(long(mark)?))
         }
         [Expression::Constant(port), Expression::Tproxy(_), Expression::Constant(mark), ..] => {
-            NativeAction::Tproxy { port: u16::from_be_bytes(short(port)?), mark: u32::from_ne_bytes(long(mark)?) }
+            Target::Tproxy { port: u16::from_be_bytes(short(port)?), mark: u32::from_ne_bytes(long(mark)?) }
         }
-        [Expression::Meta(Meta::Mark), ..] => NativeAction::SaveMark,
-        [Expression::Ct(Ct::Mark), ..] => NativeAction::RestoreMark,
-        [.., Expression::DestinationNat(_)] => NativeAction::KeepDestination,
-        [Expression::Reject(TCP_RESET, _)] => NativeAction::Reset,
-        [Expression::Reject(ICMPX, _)] => NativeAction::Reject,
+        [Expression::Meta(Meta::Mark), ..] => Target::SaveMark,
+        [Expression::Ct(Ct::Mark), ..] => Target::RestoreMark,
+        [.., Expression::DestinationNat(_)] => Target::KeepDestination,
+        [Expression::Reject(TCP_RESET, _)] => Target::Reset,
+        [Expression::Reject(ICMPX, _)] => Target::Reject,
         _ => return None,
     };
-    encodes_as(expressions, |out| action(&found, family, out)).then_some(found)
+    encodes_as(expressions, |out| target(&found, family, out)).then_some(found)
 }
 
 /// Decodes a rule as the kernel lists it; `None` if detour would not write it.
@@ -215,8 +208,8 @@ pub(super) fn decode(list: &[u8], sets: &BTreeMap<String, LiveSet>) -> Option<Na
     }
     Condition::sort(&mut conditions);
     let family = reader.family;
-    let action = read_action(&expressions[counter + 1..], family)?;
-    Some(NativeRule { family, conditions, cgroup, action })
+    let target = read_target(&expressions[counter + 1..], family)?;
+    Some(NativeRule { family, conditions, cgroup, target })
 }
 
 struct ExpressionReader<'a> {

@@ -1,37 +1,12 @@
 //! The list of checks: what each one proves, and which other checks it needs.
 
-use serde::Serialize;
-
-/// The subject of a check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum CheckGroup {
-    /// Files on the node's disk.
-    Node,
-    /// The API server, the plugin's permissions there, and the agent.
-    Cluster,
-    /// The policies of running pods.
-    Policies,
-    /// The kernel's features.
-    Kernel,
-    /// The pod's annotation, definitions and decision.
-    Pod,
-    /// The pod's network namespace.
-    Sandbox,
-    /// Real packets.
-    Probe,
-    /// The logs of runtime and plugin.
-    Logs,
-    /// Excluded containers, from the kernel and the runtime to the sets in the pod's network namespace.
-    Containers,
-}
-
 /// A check: its name, subject and condition.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Check {
     /// The name; stable across releases.
     pub(super) id: &'static str,
-    pub(super) group: CheckGroup,
+    /// The subject.
+    pub(super) group: &'static str,
     /// The condition that is met if the check passes.
     pub(super) holds: &'static str,
     /// The checks without which this one has no meaning: it is not made if one of them failed or was not made.
@@ -39,14 +14,14 @@ pub(super) struct Check {
 }
 
 macro_rules! checks {
-    ($($group:ident { $($name:ident $id:literal $holds:literal [$($needed:ident),*];)* })*) => {$($(
+    ($($group:literal { $($name:ident $id:literal $holds:literal [$($needed:ident),*];)* })*) => {$($(
         pub(super) const $name: &Check =
-            &Check { id: $id, group: CheckGroup::$group, holds: $holds, needs: &[$($needed),*] };
+            &Check { id: $id, group: $group, holds: $holds, needs: &[$($needed),*] };
     )*)*};
 }
 
 checks! {
-    Node {
+    "node" {
         CONFIGURATION_PRESENT "configuration-present" "a configuration calls the plugin" [];
         CONFIGURATION_VALID "configuration-valid" "the plugin accepts the configuration" [CONFIGURATION_PRESENT];
         CONFIGURATION_PICKED "configuration-picked" "runtimes use the configuration"
@@ -63,23 +38,23 @@ checks! {
         INSTALLATION "installation" "the installation is unchanged" [];
     }
 
-    Cluster {
+    "cluster" {
         API_REACHABLE "api-reachable" "the API server answers" [KUBECONFIG_VALID];
         PERMISSIONS "permissions" "the plugin has the permissions that its configuration needs" [API_REACHABLE];
         AGENT_REACHABLE "agent-reachable" "the node agent answers, and has current facts" [];
     }
 
-    Policies {
+    "policies" {
         POLICIES "policies" "the node's pods have the rules of their policies" [AGENT_REACHABLE];
         POD_POLICY "pod-policy" "the pod has the rules of its policy" [POD_KNOWN, AGENT_REACHABLE];
     }
 
-    Kernel {
+    "kernel" {
         KERNEL_RULES "kernel-rules" "the kernel accepts the rules of a pod" [];
         SOCKET_LB "socket-load-balancing" "no eBPF program replaces Service addresses before netfilter" [];
     }
 
-    Pod {
+    "pod" {
         POD_KNOWN "pod-known" "the cluster knows the pod" [];
         ANNOTATION_VALID "annotation-valid" "the pod's networks annotation is valid" [POD_KNOWN];
         DEFINITION_FOUND "definition-found" "the definition in the annotation exists" [];
@@ -91,7 +66,7 @@ checks! {
         EVENTS "events" "no Event reports a failed start" [POD_KNOWN];
     }
 
-    Sandbox {
+    "sandbox" {
         NETNS_FOUND "netns-found" "the pod runs on this node, and its network namespace is found" [];
         RULES_EQUAL "rules-equal" "the live rules, addresses and routes equal the desired ones" [NETNS_FOUND];
         RULES_FIRST "rules-first" "no foreign rule precedes detour's rules" [NETNS_FOUND];
@@ -101,18 +76,18 @@ checks! {
             [NETNS_FOUND];
     }
 
-    Probe {
+    "probe" {
         PROBE_CAPTURED "probe-captured" "an application's connection and DNS query reach the proxy"
             [NETNS_FOUND, RULES_EQUAL];
         PROBE_EXCLUDED "probe-excluded" "excluded traffic bypasses the proxy" [NETNS_FOUND, RULES_EQUAL];
     }
 
-    Logs {
+    "logs" {
         RUNTIME_LOG "runtime-log" "the runtime logged no error about the pod" [];
         PLUGIN_LOG "plugin-log" "the plugin logged no error about the pod" [];
     }
 
-    Containers {
+    "containers" {
         CONTAINERS_READY "containers-ready" "kernel, control groups, runtime and agent support excluded containers" [];
         CONTAINERS_BYPASS "containers-bypass" "exactly the running excluded containers bypass the sidecar"
             [NETNS_FOUND, RULES_EQUAL];

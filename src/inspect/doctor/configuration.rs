@@ -7,6 +7,7 @@ use crate::cni::{
     is_identifier,
 };
 use crate::host_path::HostPath;
+use crate::inspect::subject::AppliedConf;
 use crate::inspect::terminal::joined;
 use crate::inspect::validate::is_program;
 use crate::plugin::{TargetNode, node, validate};
@@ -33,9 +34,9 @@ pub(super) const CILIUM: &str = "set the Helm value cni.exclusive of Cilium to f
 #[derive(Debug, Clone)]
 pub(super) struct Configured {
     pub(super) path: HostPath,
-    /// The whole file. A configuration list can have several configurations.
-    pub(super) text: String,
     pub(super) conf: NetConf,
+    /// Whether it applies only to pods that select its network.
+    pub(super) as_attachment: bool,
     /// Whether it is an entry of a configuration list.
     pub(super) is_listed: bool,
 }
@@ -121,7 +122,9 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
                 checks::CONFIGURATION_PRESENT,
                 CheckVerdict::fail(format!("can't read {}: {why}", target.conf), INSTALL),
             );
-            results.skip([checks::CONFIGURATION_VALID, checks::CONFIGURATION_PICKED]);
+            for check in [checks::CONFIGURATION_VALID, checks::CONFIGURATION_PICKED] {
+                results.run(check, || CheckVerdict::not_checked("no configuration is known"));
+            }
             return Vec::new();
         }
     };
@@ -141,7 +144,10 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
             match effective.and_then(|conf| accepted(target, &conf).map(|()| conf)) {
                 Ok(conf) => {
                     let is_listed = file.json.as_ref().is_ok_and(|json| json["plugins"].is_array());
-                    valid.push(Configured { path: path.clone(), text: file.text.clone(), conf, is_listed });
+                    let parsed = AppliedConf::parse(path.as_path(), text.as_bytes());
+                    let selected = parsed.is_ok_and(|applied| applied.as_attachment);
+                    let as_attachment = selected && !target.is_in_multus_chain(path);
+                    valid.push(Configured { path: path.clone(), conf, as_attachment, is_listed });
                 }
                 Err(error) => wrong.push(error.to_string()),
             }
@@ -350,9 +356,9 @@ pub(super) fn examine_node_configuration(target: &CheckTarget, results: &mut Res
             let stated = format!("{NODE_CONFIGURATION} sets {}", node.summary());
             CheckVerdict::pass([vec![stated], warnings].concat().join("; "))
         }
-        Ok(None) => CheckVerdict::NotChecked(
+        Ok(None) => CheckVerdict::to_do(
             format!("{NODE_CONFIGURATION} not found: each attachment sets the node's keys"),
-            Some("run detour install, which writes it".to_owned()),
+            "run detour install, which writes it",
         ),
         Err(why) => CheckVerdict::fail(why, "correct it, or remove it and run detour install again"),
     };

@@ -2,7 +2,7 @@
 //! container. Nodes and pods that don't use `container-exclude` have none of these checks.
 
 use super::checks;
-use super::report::{AGENT_TIMEOUT, CheckTarget, CheckVerdict, Results};
+use super::report::{AGENT_TIMEOUT, CheckOutcome, CheckTarget, CheckVerdict, Results};
 use super::rules::LOCK_TIMEOUT;
 use crate::cgroup::{self, CgroupHierarchy, enter_host_namespace};
 use crate::cluster::agent::{BypassingContainer, ContainersStatus, excluded_containers};
@@ -10,7 +10,7 @@ use crate::cni::NetConf;
 use crate::firewall::{ContainerElement, container_elements};
 use crate::host_path::{HostPath, HostRoot};
 use crate::inspect::elements::{ElementLine, scope_text};
-use crate::inspect::explain::{NOT_IN_CHAIN, Warning};
+use crate::inspect::explain::{Explained, Explanation, NOT_IN_CHAIN, Warning};
 use crate::inspect::rules::{LiveRules, RulesReport};
 use crate::inspect::terminal::first_of;
 use crate::netns::find::FoundNetns;
@@ -39,69 +39,68 @@ const ENABLE_NRI: &str = "enable NRI in the runtime and restart it: containerd: 
 const SEE_AGENT: &str = "see the agent's log: kubectl logs -n NAMESPACE AGENT (kubectl get pods -A -o wide -l \
     app.kubernetes.io/component=agent lists the agents)";
 
-/// A pod and its network namespace, as the earlier checks found them.
-pub(super) struct PodSubject<'a> {
-    pub(super) found: Option<&'a FoundNetns>,
-    /// The policy that an ADD would have now.
-    pub(super) wanted: Option<&'a Policy>,
-    pub(super) live: Option<&'a (LiveRules, RulesReport)>,
-    /// The notes that an ADD would log now.
-    pub(super) notes: &'a [String],
-    /// Those of `explain`.
-    pub(super) warnings: &'a [Warning],
+/// What the checks of a pod have found.
+pub(super) struct CheckedPod {
+    pub(super) conf: Option<NetConf>,
+    pub(super) found: Option<FoundNetns>,
+    /// What an ADD would do now.
+    pub(super) explained: Option<Explained>,
+    pub(super) live: Option<(LiveRules, RulesReport)>,
 }
 
-impl PodSubject<'_> {
+impl CheckedPod {
     fn saved(&self) -> Option<&Policy> {
-        self.live.and_then(|(live, _)| live.desired.as_ref()).map(|desired| &desired.policy)
+        self.live.as_ref().and_then(|(live, _)| live.desired.as_ref()).map(|desired| &desired.policy)
+    }
+
+    fn wanted(&self) -> Option<&Policy> {
+        self.explained.as_ref().map(|explained| &explained.policy)
     }
 
     fn is_excluding(&self) -> bool {
-        let has_elements = self.live.is_some_and(|(_, report)| report.containers.is_some());
-        has_elements || self.wanted.into_iter().chain(self.saved()).any(|policy| !policy.containers.is_empty())
+        let has_elements = self.live.as_ref().is_some_and(|(_, report)| report.containers.is_some());
+        has_elements || self.wanted().into_iter().chain(self.saved()).any(|policy| !policy.containers.is_empty())
     }
 
     /// Returns the verdict for an exclusion that the plugin ignores.
     fn ignored(&self) -> Option<CheckVerdict> {
+        let Explanation { warnings, notes, .. } = &self.explained.as_ref()?.explanation;
         let is_about = |text: &str| text.contains(EXCLUDE_CONTAINERS);
         if let Some(Warning { what, next, .. }) =
-            self.warnings.iter().find(|one| one.code == NOT_IN_CHAIN && is_about(&one.what))
+            warnings.iter().find(|one| one.code == NOT_IN_CHAIN && is_about(&one.what))
         {
             return Some(CheckVerdict::fail(what.as_str(), format!("{next}, and delete the pod")));
         }
-        let note = self.notes.iter().filter_map(|note| note.strip_prefix("warning: ")).find(|note| is_about(note))?;
+        let note = notes.iter().filter_map(|note| note.strip_prefix("warning: ")).find(|note| is_about(note))?;
         Some(CheckVerdict::fail(note, "correct the annotation in the pod template"))
     }
 }
 
-/// Returns whether a configuration of the node can exclude containers.
-pub(super) fn is_configured<'a>(mut configurations: impl Iterator<Item = &'a NetConf>) -> bool {
-    let excludes = |conf: &NetConf| conf.chain.iter().any(|b| SubPlugin::of(b) == Some(SubPlugin::ContainerExclude));
-    configurations.any(excludes)
-}
-
-/// Adds the checks of the node and, if it excludes containers, of the pod. `conf` names the agent's socket.
+/// Adds the checks of the node and, if it excludes containers, of the pod. `configurations` are the node's, and the one
+/// that names the agent's socket.
 pub(super) fn examine(
     target: &CheckTarget,
-    (is_configured, conf): (bool, Option<&NetConf>),
-    pod: Option<&PodSubject<'_>>,
+    (configurations, conf): (&[&NetConf], Option<&NetConf>),
+    pod: Option<&CheckedPod>,
     results: &mut Results,
 ) {
-    let ignored = pod.and_then(PodSubject::ignored);
+    let ignored = pod.and_then(CheckedPod::ignored);
+    let excludes = |conf: &NetConf| conf.chain.iter().any(|b| SubPlugin::of(b) == Some(SubPlugin::ContainerExclude));
+    let of_pod = pod.and_then(|pod| pod.conf.as_ref());
+    let is_configured = configurations.iter().copied().chain(of_pod).any(excludes);
     let pod = pod.filter(|pod| pod.is_excluding());
     if !is_configured && pod.is_none() {
         ignored.into_iter().for_each(|verdict| results.add(checks::CONTAINERS_BYPASS, verdict));
         return;
     }
-    let sandbox = pod.and_then(|pod| pod.found?.container_id.as_deref()).unwrap_or_default();
+    let sandbox = pod.and_then(|pod| pod.found.as_ref()?.container_id.as_deref()).unwrap_or_default();
     let ask = || excluded_containers(&target.agent_socket(conf)?, sandbox, AGENT_TIMEOUT);
     let kernel = match try_container_rules() {
         Ok(()) => CheckVerdict::pass("rules by control group were committed and read back"),
         Err(why) if why == NOT_PERMITTED => CheckVerdict::not_checked("this needs root (CAP_SYS_ADMIN)"),
         Err(why) => CheckVerdict::fail(why, MODULES),
     };
-    let hierarchy = CgroupHierarchy::find(&HostRoot::new(&target.mount));
-    let cgroups = match hierarchy {
+    let cgroups = match CgroupHierarchy::find(&HostRoot::new(&target.mount)) {
         Ok(_) => cgroup_namespace(target),
         Err(error) => CheckVerdict::fail(
             error.msg,
@@ -110,13 +109,10 @@ pub(super) fn examine(
         ),
     };
     let status = ask();
-    let runtime = status.as_ref().ok().and_then(|status| status.runtime.as_deref());
-    let why = status.as_ref().map_or("", |status| &status.error);
-    let socket = status.as_ref().ok().and_then(|status| status.socket.as_deref()).unwrap_or(NRI_SOCKET);
-    let node = CheckVerdict::merged([kernel, cgroups, nri_socket(target, socket, (runtime, why))]);
+    let node = CheckVerdict::merged([kernel, cgroups, nri_socket(target, status.as_ref().ok())]);
     let ready = match results.obstacle(&[checks::AGENT_REACHABLE]) {
         // The parts that pass don't show that the agent is registered.
-        Some(why) if !matches!(node, CheckVerdict::Fail(..)) => CheckVerdict::not_checked(why),
+        Some(why) if node.outcome != CheckOutcome::Fail => CheckVerdict::not_checked(why),
         Some(_) => node,
         None => CheckVerdict::merged([node, registered(&status)]),
     };
@@ -147,12 +143,14 @@ fn cgroup_namespace(target: &CheckTarget) -> CheckVerdict {
     }
 }
 
-/// Checks the runtime's socket. `why` is the reason for which the agent is not connected.
-fn nri_socket(target: &CheckTarget, socket: &str, (runtime, why): (Option<&str>, &str)) -> CheckVerdict {
-    if let Some(runtime) = runtime {
+/// Checks the runtime's socket, to which the agent may be connected.
+fn nri_socket(target: &CheckTarget, status: Option<&ContainersStatus>) -> CheckVerdict {
+    if let Some(runtime) = status.and_then(|status| status.runtime.as_ref()) {
         return CheckVerdict::pass(format!("the agent is connected to {runtime}"));
     }
-    let why = if why.is_empty() { String::new() } else { format!("; the agent reports: {why}") };
+    let why = status.filter(|status| !status.error.is_empty());
+    let why = why.map_or_else(String::new, |status| format!("; the agent reports: {}", status.error));
+    let socket = status.and_then(|status| status.socket.as_deref()).unwrap_or(NRI_SOCKET);
     let reached = HostPath::new(socket).map(|path| target.reach(&path)).transpose();
     match reached.and_then(|path| path.map(fs::metadata).transpose()) {
         Ok(Some(metadata)) if metadata.file_type().is_socket() => CheckVerdict::pass(socket),
@@ -179,8 +177,8 @@ fn registered(status: &Result<ContainersStatus, String>) -> CheckVerdict {
     }
 }
 
-fn examine_pod(pod: &PodSubject<'_>, ask: impl Fn() -> Result<ContainersStatus, String>) -> CheckVerdict {
-    let Some((found, saved)) = pod.found.zip(pod.saved()) else {
+fn examine_pod(pod: &CheckedPod, ask: impl Fn() -> Result<ContainersStatus, String>) -> CheckVerdict {
+    let Some((found, saved)) = pod.found.as_ref().zip(pod.saved()) else {
         return CheckVerdict::not_checked("no attachment has rules in this network namespace");
     };
     let elements = || found.open()?.enter(LOCK_TIMEOUT, container_elements);
@@ -188,7 +186,7 @@ fn examine_pod(pod: &PodSubject<'_>, ask: impl Fn() -> Result<ContainersStatus, 
         Err(error) => CheckVerdict::not_checked(error.to_string()),
         Ok(elements) => as_expected(&elements, saved, ask()),
     });
-    CheckVerdict::merged([requested(saved, pod.wanted), live])
+    CheckVerdict::merged([requested(saved, pod.wanted()), live])
 }
 
 /// Returns the first names, and the number of the others.

@@ -15,52 +15,55 @@ use std::{fs, io};
 
 const REWRITE: &str = "run detour install again, or check why the agent on this node does not write it";
 
-/// Runs the checks of the kubeconfig. Returns its path in this process, and its summary.
+/// Runs the check of the kubeconfig. Returns its path in this process, and its summary.
 pub(super) fn examine_kubeconfig(
     target: &CheckTarget,
     conf: Option<&NetConf>,
     results: &mut Results,
 ) -> Option<(PathBuf, KubeconfigSummary)> {
-    let Some(conf) = conf else {
-        results.run(checks::KUBECONFIG_VALID, || CheckVerdict::not_checked("no configuration names a kubeconfig"));
-        return None;
-    };
-    let Some(path) = conf.kubernetes.kubeconfig.as_deref().filter(|path| !path.as_os_str().is_empty()) else {
-        let why = match &conf.kubernetes.manifests_dir {
-            Some(dir) => format!("facts come from the files in {}, not from an API server", dir.display()),
-            None if conf.kubernetes.agent_socket.is_some() => {
-                "the configuration names no kubeconfig: the plugin asks only the agent".to_owned()
-            }
-            None => "the configuration names no kubeconfig: the plugin uses the configuration only".to_owned(),
-        };
-        results.add(checks::KUBECONFIG_VALID, CheckVerdict::not_checked(why));
+    let kubernetes = conf.map(|conf| &conf.kubernetes);
+    let named = kubernetes.and_then(|named| named.kubeconfig.as_deref()).filter(|path| !path.as_os_str().is_empty());
+    let Some(path) = named else {
+        results.run(checks::KUBECONFIG_VALID, || {
+            CheckVerdict::not_checked(match kubernetes.map(|named| (&named.manifests_dir, &named.agent_socket)) {
+                None => "no configuration names a kubeconfig".to_owned(),
+                Some((Some(dir), _)) => {
+                    format!("facts come from the files in {}, not from an API server", dir.display())
+                }
+                Some((None, Some(_))) => {
+                    "the configuration names no kubeconfig: the plugin asks only the agent".to_owned()
+                }
+                Some((None, None)) => {
+                    "the configuration names no kubeconfig: the plugin uses the configuration only".to_owned()
+                }
+            })
+        });
         return None;
     };
     let shown = path.display();
     let regular = |reached: PathBuf| match fs::metadata(&reached)? {
-        metadata if metadata.is_file() => Ok((metadata, reached)),
+        metadata if metadata.is_file() => Ok((metadata.permissions().mode() & 0o7777, reached)),
         _ => Err(io::Error::other("expected a regular file")),
     };
-    let (metadata, reached) = match target.reach_named(path).and_then(regular) {
+    let (mode, reached) = match target.reach_named(path).and_then(regular) {
         Ok(found) => found,
         Err(why) => {
             results.add(checks::KUBECONFIG_VALID, CheckVerdict::fail(format!("{shown}: {why}"), REWRITE));
             return None;
         }
     };
-    let mode = metadata.permissions().mode() & 0o7777;
     let private = (mode & 0o077 != 0).then(|| {
         let found = format!("{shown} has mode {mode:04o}: other users can read its token");
         CheckVerdict::fail(found, format!("chmod 0600 {shown}"))
     });
     // On the node itself, the owners of symbolic links in the path count as well.
-    let named = if target.mount == Path::new("/") { path } else { &reached };
-    let (more, summary) = match KubeconfigSummary::read(&target.mount, named) {
-        Ok(summary) => (vec![valid(&summary), token(&summary, Timestamp::now().as_second())], Some((reached, summary))),
-        Err(error) => (vec![CheckVerdict::fail(error.to_string(), REWRITE)], None),
+    let summary = KubeconfigSummary::read(&target.mount, if target.mount == Path::new("/") { path } else { &reached });
+    let more = match &summary {
+        Ok(summary) => CheckVerdict::merged([valid(summary), token(summary, Timestamp::now().as_second())]),
+        Err(error) => CheckVerdict::fail(error.to_string(), REWRITE),
     };
-    results.add(checks::KUBECONFIG_VALID, CheckVerdict::merged(private.into_iter().chain(more)));
-    summary
+    results.add(checks::KUBECONFIG_VALID, CheckVerdict::merged(private.into_iter().chain([more])));
+    Some((reached, summary.ok()?))
 }
 
 fn valid(summary: &KubeconfigSummary) -> CheckVerdict {
@@ -93,22 +96,20 @@ fn token(summary: &KubeconfigSummary, now: i64) -> CheckVerdict {
 /// Checks whether the agent answers and has current facts, as STATUS does.
 pub(super) fn examine_agent(target: &CheckTarget, conf: Option<&NetConf>, results: &mut Results) {
     let socket = conf.and_then(|conf| Some((conf, conf.kubernetes.agent_socket.as_deref()?)));
-    results.add(
-        checks::AGENT_REACHABLE,
-        match socket {
-            None => CheckVerdict::not_checked("the configuration names no agent_socket"),
-            Some((conf, path)) => match target.reach_named(path).map(|reached| ask(conf, &reached)) {
-                Ok(Ok(broken)) if broken.is_empty() => CheckVerdict::pass(path.display().to_string()),
-                Ok(Ok(broken)) => CheckVerdict::fail(
-                    broken.join("; "),
-                    "grant the agent the permissions in SECURITY.md; if an object is too large, make it smaller; see the \
-                     agent's log. Until then, the agent does not repair pods, and running pods follow no change",
-                ),
-                Ok(Err(error)) => fail(path, &error.to_string(), conf),
-                Err(error) => fail(path, &error.to_string(), conf),
-            },
-        },
-    );
+    let verdict = socket.map(|(conf, path)| {
+        let reached = target.reach_named(path).map_err(|error| error.to_string());
+        match reached.and_then(|reached| ask(conf, &reached).map_err(|error| error.to_string())) {
+            Ok(broken) if broken.is_empty() => CheckVerdict::pass(path.display().to_string()),
+            Ok(broken) => CheckVerdict::fail(
+                broken.join("; "),
+                "grant the agent the permissions in SECURITY.md; if an object is too large, make it smaller; see the \
+                 agent's log. Until then, the agent does not repair pods, and running pods follow no change",
+            ),
+            Err(why) => fail(path, &why, conf),
+        }
+    });
+    let none = || CheckVerdict::not_checked("the configuration names no agent_socket");
+    results.add(checks::AGENT_REACHABLE, verdict.unwrap_or_else(none));
 }
 
 /// Returns the agent's watches that are not synchronized.
@@ -180,6 +181,7 @@ fn permissions(conf: &NetConf) -> Vec<Permission> {
 mod tests {
     use super::*;
     use crate::cni::CniCommand;
+    use crate::inspect::doctor::report::CheckOutcome;
     use serde_json::{Value, json};
 
     fn summary(expires: Option<i64>) -> KubeconfigSummary {
@@ -191,16 +193,20 @@ mod tests {
     fn a_token_counts_until_its_end() {
         let outcome = |expires| token(&summary(expires), 1000);
         assert_eq!(outcome(Some(4_102_444_800)), CheckVerdict::pass("valid until 2100-01-01T00:00:00Z"));
-        assert!(matches!(outcome(Some(1000)), CheckVerdict::Fail(found, _) if found.contains("1970-01-01T00:16:40Z")));
+        assert_eq!(outcome(Some(1000)).found, "expired at 1970-01-01T00:16:40Z");
         assert_eq!(outcome(None), CheckVerdict::pass("the token has no expiry"));
-        assert!(matches!(token(&KubeconfigSummary { token: None, ..summary(None) }, 0), CheckVerdict::NotChecked(..)));
+        assert_eq!(
+            token(&KubeconfigSummary { token: None, ..summary(None) }, 0),
+            CheckVerdict::not_checked("no token")
+        );
     }
 
     #[test]
     fn insecure_skip_tls_verify_is_a_warning_and_missing_credentials_are_a_failure() {
-        assert!(matches!(valid(&summary(None)), CheckVerdict::Pass(_)));
-        assert!(matches!(valid(&KubeconfigSummary { authority: None, ..summary(None) }), CheckVerdict::Warn(..)));
-        assert!(matches!(valid(&KubeconfigSummary { credentials: None, ..summary(None) }), CheckVerdict::Fail(..)));
+        let outcome = |summary: KubeconfigSummary| valid(&summary).outcome;
+        assert_eq!(outcome(summary(None)), CheckOutcome::Pass);
+        assert_eq!(outcome(KubeconfigSummary { authority: None, ..summary(None) }), CheckOutcome::Warn);
+        assert_eq!(outcome(KubeconfigSummary { credentials: None, ..summary(None) }), CheckOutcome::Fail);
     }
 
     #[test]
@@ -208,10 +214,7 @@ mod tests {
         let next = |kubernetes: Value| {
             let conf = json!({"name": "n", "type": "detour", "kubernetes": kubernetes}).to_string();
             let conf = NetConf::parse(conf.as_bytes(), CniCommand::Add, "detour").expect("accepted");
-            match fail(Path::new("/s"), "not found", &conf) {
-                CheckVerdict::Fail(_, next) => next,
-                other => panic!("{other:?}"),
-            }
+            fail(Path::new("/s"), "not found", &conf).next.expect("a next step")
         };
         let both = next(json!({"agent_socket": "/s", "kubeconfig": "/k"}));
         assert!(both.ends_with("until then, the plugin asks the API server itself"), "{both}");

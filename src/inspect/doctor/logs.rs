@@ -2,7 +2,7 @@
 //! log file, as they are: the words of other programs are not interpreted.
 
 use super::report::{CheckTarget, CheckVerdict, Results};
-use super::{checks, kernel};
+use super::{checks, node};
 use crate::cluster::{Api, ReportedEvent};
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
@@ -47,8 +47,8 @@ pub(super) fn events(api: Option<&Api>, pod: &PodRef, running: bool, results: &m
     let PodRef { namespace, name, .. } = pod;
     let by_hand = format!("run kubectl get events -n {namespace} --field-selector involvedObject.name={name}");
     results.run(checks::EVENTS, || match api.map(|api| api.events(pod)) {
-        None => CheckVerdict::NotChecked("no API server is known".to_owned(), Some(by_hand)),
-        Some(Err(error)) => CheckVerdict::NotChecked(error.to_string(), Some(by_hand)),
+        None => CheckVerdict::to_do("no API server is known", by_hand),
+        Some(Err(error)) => CheckVerdict::to_do(error.to_string(), by_hand),
         Some(Ok(events)) => events_verdict(&events, running),
     });
 }
@@ -71,16 +71,22 @@ fn events_verdict(events: &[ReportedEvent], running: bool) -> CheckVerdict {
 }
 
 /// Checks the journal entries of the runtime and of the kubelet.
-pub(super) fn node(target: &CheckTarget, pod: &PodRef, container: Option<&str>, results: &mut Results) {
-    let name = &pod.name;
-    let is_about = |line: &&str| line.contains(name.as_str()) || container.is_some_and(|id| line.contains(id));
+pub(super) fn runtime(target: &CheckTarget, pod: &PodRef, container: Option<&str>, results: &mut Results) {
+    let PodRef { namespace, name, .. } = pod;
+    // Runtimes write shop/web-0, shop_web-0, or each with its key.
+    let has = |line: &str, word: &str| {
+        line.split(|c: char| !c.is_ascii_alphanumeric() && !"-.".contains(c)).any(|token| token == word)
+    };
+    let is_about = |line: &&str| {
+        container.is_some_and(|id| line.contains(id)) || (has(line, name.as_str()) && has(line, namespace.as_str()))
+    };
     let verdict = match read_journal(target) {
         Ok((units, text)) => {
             let mut lines: Vec<String> = text.lines().filter(is_about).map(str::to_owned).collect();
             lines.reverse();
             last_line_verdict(&lines, &format!("the journal of the last day ({})", units.join(", ")))
         }
-        Err(why) => CheckVerdict::NotChecked(why, Some(by_hand(name))),
+        Err(why) => CheckVerdict::to_do(why, by_hand(name)),
     };
     results.add(checks::RUNTIME_LOG, verdict);
 }
@@ -93,7 +99,7 @@ fn read_journal(target: &CheckTarget) -> Result<(Vec<&'static str>, String), Str
     let journalctl = |arguments: &[&str]| {
         let mut command = Command::new("journalctl");
         command.arg("--directory").arg(&directory).args(["--no-pager", "--quiet"]).args(arguments);
-        kernel::output(&mut command).map_err(|why| format!("the journal was not read: journalctl: {why}"))
+        node::output(&mut command).map_err(|why| format!("the journal was not read: journalctl: {why}"))
     };
     let logged = journalctl(&["--field=_SYSTEMD_UNIT"])?;
     let is_logged = |unit: &&str| logged.lines().any(|line| line.strip_suffix(".service") == Some(unit));
@@ -121,7 +127,7 @@ pub(super) fn plugin(target: &CheckTarget, conf: Option<&NetConf>, pod: &PodRef,
     let Some(file) = conf.and_then(|conf| conf.log_file.as_deref()) else {
         let why = "log_file is not set; the runtime logs the plugin's lines";
         let next = by_hand(&format!("pod={namespace}/{name}"));
-        return results.add(checks::PLUGIN_LOG, CheckVerdict::NotChecked(why.to_owned(), Some(next)));
+        return results.add(checks::PLUGIN_LOG, CheckVerdict::to_do(why, next));
     };
     let shown = file.display();
     if let Err(why) = logging::check_log_file(file) {
@@ -176,6 +182,7 @@ fn tail(file: &Path) -> std::io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inspect::doctor::report::CheckOutcome;
 
     fn event(reason: &str, message: &str) -> ReportedEvent {
         let (reason, message) = (reason.to_owned(), message.to_owned());
@@ -186,12 +193,11 @@ mod tests {
     fn a_failed_start_is_a_failure_until_the_pod_runs() {
         let events =
             [event("FailedCreatePodSandBox", "failed to find plugin \"istio-cni\""), event("BackOff", "again")];
-        let CheckVerdict::Fail(found, next) = events_verdict(&events, false) else { panic!("it failed") };
-        assert!(found.starts_with("FailedCreatePodSandBox, 2 times: ") && next.contains("the runtime's log"));
-        assert!(
-            matches!(events_verdict(&events, true), CheckVerdict::Pass(found) if found.starts_with("the pod started since"))
-        );
-        assert!(matches!(events_verdict(&events[1..], false), CheckVerdict::Pass(_)));
+        let CheckVerdict { outcome, found, next } = events_verdict(&events, false);
+        assert!(found.starts_with("FailedCreatePodSandBox, 2 times: ") && outcome == CheckOutcome::Fail, "{found}");
+        assert!(next.is_some_and(|next| next.contains("the runtime's log")));
+        assert!(events_verdict(&events, true).found.starts_with("the pod started since"));
+        assert_eq!(events_verdict(&events[1..], false).outcome, CheckOutcome::Pass);
     }
 
     /// Names and words in a message say nothing about its cause.
@@ -203,15 +209,16 @@ mod tests {
             "pod shop/web-0: annotation \"detour.io/exclude-uids\": invalid UID \"abc\"; expected a number",
         ];
         for message in messages {
-            assert!(matches!(events_verdict(&[event("Failed", message)], false), CheckVerdict::Pass(_)), "{message}");
+            assert_eq!(events_verdict(&[event("Failed", message)], false).outcome, CheckOutcome::Pass, "{message}");
         }
     }
 
     #[test]
     fn only_the_last_line_counts() {
         let (bad, good) = ("level=error msg=no".to_owned(), "level=info msg=yes".to_owned());
-        assert!(matches!(last_line_verdict(&[good.clone(), bad.clone()], "f"), CheckVerdict::Fail(..)));
-        assert!(matches!(last_line_verdict(&[bad, good], "f"), CheckVerdict::Pass(_)));
-        assert!(matches!(last_line_verdict(&[], "f"), CheckVerdict::Pass(_)));
+        let outcome = |lines: &[String]| last_line_verdict(lines, "f").outcome;
+        assert_eq!(outcome(&[good.clone(), bad.clone()]), CheckOutcome::Fail);
+        assert_eq!(outcome(&[bad, good]), CheckOutcome::Pass);
+        assert_eq!(outcome(&[]), CheckOutcome::Pass);
     }
 }

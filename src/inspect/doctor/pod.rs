@@ -4,7 +4,7 @@
 use super::checks::{self, Check};
 use super::configuration;
 use super::configuration::Configured;
-use super::report::{CheckTarget, CheckVerdict, Results};
+use super::report::{CheckOutcome, CheckTarget, CheckVerdict, Results};
 use crate::cluster::{Cluster, Definition, DefinitionQuery, Definitions, Lookup, ObjectRef};
 use crate::cni::{Error, NetConf, OWN_TYPES};
 use crate::inspect::explain::{Explained, explain};
@@ -27,17 +27,9 @@ pub(super) fn known(source: Result<&dyn Cluster, String>, pod: &PodRef, results:
             CheckVerdict::fail(error.to_string(), next)
         })
     });
-    match facts {
-        Ok(facts) => {
-            let uid = facts.pod.uid.as_deref().unwrap_or("unknown");
-            results.add(checks::POD_KNOWN, CheckVerdict::pass(format!("UID {uid}")));
-            Some(facts)
-        }
-        Err(verdict) => {
-            results.add(checks::POD_KNOWN, verdict);
-            None
-        }
-    }
+    let uid = |facts: &Facts| format!("UID {}", facts.pod.uid.as_deref().unwrap_or("unknown"));
+    results.add(checks::POD_KNOWN, facts.as_ref().map_or_else(Clone::clone, |facts| CheckVerdict::pass(uid(facts))));
+    facts.ok()
 }
 
 /// Checks each network that the pod's annotation names. Returns the configurations of this plugin among them.
@@ -59,8 +51,19 @@ pub(super) fn references(
     });
     let mut ours = Vec::new();
     for selection in selected.and_then(Result::ok).map(|selections| selections.elements).unwrap_or_default() {
-        let definition = definition(source, &selection, results);
-        ours.extend(leads(target, conf, &selection, definition, results));
+        let definition = definition(source, &selection);
+        let found = |definition: &Definition| CheckVerdict::pass(definition.object.to_string());
+        results.add(checks::DEFINITION_FOUND, definition.as_ref().map_or_else(Clone::clone, found));
+        let is_known = definition.is_ok();
+        let unknown = |_| CheckVerdict::not_checked("the definition is not known");
+        let led = definition.map_err(unknown).and_then(|definition| led_to(target, conf, &definition, results));
+        let verdict = match &led {
+            Ok((found, _)) => CheckVerdict::pass(format!("{}: {found}", named(&selection))),
+            Err(verdict) => verdict.clone(),
+        };
+        let needed = if is_known { &[] } else { checks::DEFINITION_LEADS.needs };
+        results.after(needed, checks::DEFINITION_LEADS, || verdict);
+        ours.extend(led.ok().and_then(|(_, ours)| ours));
     }
     ours
 }
@@ -69,25 +72,17 @@ fn named(selection: &Selection) -> String {
     format!("{}/{}", selection.namespace, selection.name)
 }
 
-fn definition(source: Option<&dyn Cluster>, selection: &Selection, results: &mut Results) -> Option<Definition> {
+fn definition(source: Option<&dyn Cluster>, selection: &Selection) -> Result<Definition, CheckVerdict> {
     let object = ObjectRef { namespace: selection.namespace.clone(), name: selection.name.clone() };
     let by_hand = format!("run kubectl get network-attachment-definitions -n {} {}", object.namespace, object.name);
     let Some(source) = source else {
-        results.add(
-            checks::DEFINITION_FOUND,
-            CheckVerdict::NotChecked(format!("{object}: no API server is known"), Some(by_hand)),
-        );
-        return None;
+        return Err(CheckVerdict::to_do(format!("{object}: no API server is known"), by_hand));
     };
-    let (verdict, found) = match source.definitions(&[DefinitionQuery { object: object.clone(), awaited: false }]) {
-        Err(error) => (CheckVerdict::NotChecked(error.to_string(), Some(by_hand)), None),
-        Ok(mut lookups) => match lookups.pop() {
-            Some(Lookup::Found(definition)) => (CheckVerdict::pass(object.to_string()), Some(definition)),
-            _ => (missing(source, selection, &object), None),
-        },
-    };
-    results.add(checks::DEFINITION_FOUND, verdict);
-    found
+    let found = source.definitions(&[DefinitionQuery { object: object.clone(), awaited: false }]);
+    match found.map_err(|error| CheckVerdict::to_do(error.to_string(), by_hand))?.pop() {
+        Some(Lookup::Found(definition)) => Ok(definition),
+        _ => Err(missing(source, selection, &object)),
+    }
 }
 
 fn missing(source: &dyn Cluster, selection: &Selection, ObjectRef { namespace, name }: &ObjectRef) -> CheckVerdict {
@@ -109,26 +104,6 @@ fn missing(source: &dyn Cluster, selection: &Selection, ObjectRef { namespace, n
             ),
         ),
     }
-}
-
-/// Checks which configuration a definition leads to. Returns it if it is one of this plugin.
-fn leads(
-    target: &CheckTarget,
-    conf: Option<&NetConf>,
-    selection: &Selection,
-    definition: Option<Definition>,
-    results: &mut Results,
-) -> Option<NetConf> {
-    let Some(definition) = definition else {
-        results.run(checks::DEFINITION_LEADS, || CheckVerdict::not_checked("the definition is not known"));
-        return None;
-    };
-    let (verdict, ours) = match led_to(target, conf, &definition, results) {
-        Ok((found, ours)) => (CheckVerdict::pass(format!("{}: {found}", named(selection))), ours),
-        Err(verdict) => (verdict, None),
-    };
-    results.add(checks::DEFINITION_LEADS, verdict);
-    ours
 }
 
 /// Returns the configuration to which a definition leads: in words and, if it is one of this plugin, as a value.
@@ -249,7 +224,7 @@ pub(super) fn examine(
     let obstacle = attachment.obstacle(results);
     results.after(needed, checks::REDIRECTED, || match (&subject, &explained) {
         (Some(subject), Some(Ok(explained))) => match (decision(subject, explained), obstacle) {
-            (CheckVerdict::Pass(_), Some(why)) => CheckVerdict::not_checked(why),
+            (CheckVerdict { outcome: CheckOutcome::Pass, .. }, Some(why)) => CheckVerdict::not_checked(why),
             (verdict, _) => verdict,
         },
         (_, Some(Err(error))) => {

@@ -1,49 +1,71 @@
 //! The types that all checks share: a verdict, the results, and the list that is printed or serialized.
 
-use super::checks::{Check, CheckGroup};
-pub use super::target::{CheckTarget, Installation, MultusChain, OwnList};
+use super::checks::Check;
 use crate::cluster::agent::PoliciesReport;
-use crate::inspect::nodes::NeedlessExclusion;
-use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted};
+use crate::cni::NetConf;
+use crate::host_path::{HostPath, HostRoot};
+use crate::inspect::needless_exclusions::NeedlessExclusion;
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, joined};
 use crate::plugin::FormatCounts;
+use crate::pod::PodRef;
 use crate::printable::without_userinfo;
 use crate::wait;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The results of a run of `detour doctor`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checklist {
     /// `NAMESPACE/NAME`; `None` if only the node was examined.
+    #[serde(default)]
     pub pod: Option<String>,
     /// The node's name, if known.
+    #[serde(default)]
     pub node: Option<String>,
     /// The platform, which decides the node's directories.
+    #[serde(default)]
     pub platform: String,
     /// The version of this program.
-    pub version: &'static str,
+    pub version: Cow<'static, str>,
     /// Whether no check failed.
     pub healthy: bool,
     /// The policies of the node's running pods, as the agent reports them; `None` if they are unknown.
+    #[serde(default)]
     pub policies: Option<PoliciesReport>,
     /// How many pod sandboxes have a redirection of detour in each rule format; `None` if that is unknown.
+    #[serde(default)]
     pub rule_formats: Option<FormatCounts>,
     /// The exclusions of the node's pods that are not needed; `None` if a pod was checked or the API is unknown.
+    #[serde(default)]
     pub needless_exclusions: Option<Vec<NeedlessExclusion>>,
     /// The checks, in order.
     pub checks: Vec<ReportLine>,
 }
 
 /// The result of one check.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportLine {
     /// The name of the check; stable across releases.
-    pub id: &'static str,
+    pub id: Cow<'static, str>,
     /// The subject of the check.
-    pub group: CheckGroup,
+    #[serde(default)]
+    pub group: Cow<'static, str>,
     /// The condition that the check examines.
-    pub checked: &'static str,
+    pub checked: Cow<'static, str>,
+    /// The verdict.
+    #[serde(flatten)]
+    pub verdict: CheckVerdict,
+}
+
+/// The verdict of a check.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckVerdict {
     /// Whether the condition is met.
     pub outcome: CheckOutcome,
     /// What was found, or why the check was not run.
@@ -52,22 +74,22 @@ pub struct ReportLine {
     pub next: Option<String>,
 }
 
-/// The outcome of a check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// The outcome of a check. Of several conditions, the greatest counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CheckOutcome {
+    /// The check was not possible, or not needed.
+    NotChecked,
     /// The condition is met.
     Pass,
     /// The condition is not met, but the node works as configured.
     Warn,
     /// The condition is not met.
     Fail,
-    /// The check was not possible, or not needed.
-    NotChecked,
 }
 
 impl CheckOutcome {
-    const fn sign(self) -> (&'static str, Tone) {
+    pub(in crate::inspect) const fn sign(self) -> (&'static str, Tone) {
         match self {
             Self::Pass => ("pass", Tone::Good),
             Self::Warn => ("warn", Tone::Notable),
@@ -79,12 +101,17 @@ impl CheckOutcome {
 
 impl Checklist {
     pub(super) fn of(lines: Vec<ReportLine>) -> Self {
-        let healthy = lines.iter().all(|line| line.outcome != CheckOutcome::Fail);
-        Self { version: env!("CARGO_PKG_VERSION"), healthy, checks: lines, ..Self::default() }
+        let healthy = lines.iter().all(|line| line.verdict.outcome != CheckOutcome::Fail);
+        Self { version: env!("CARGO_PKG_VERSION").into(), healthy, checks: lines, ..Self::default() }
+    }
+
+    /// Returns the checks with this outcome.
+    pub(in crate::inspect) fn with(&self, outcome: CheckOutcome) -> impl Iterator<Item = &ReportLine> {
+        self.checks.iter().filter(move |line| line.verdict.outcome == outcome)
     }
 
     fn verdict(&self) -> (String, Tone) {
-        let count = |outcome| self.checks.iter().filter(|line| line.outcome == outcome).count();
+        let count = |outcome| self.with(outcome).count();
         let (pass, fail) = (count(CheckOutcome::Pass), count(CheckOutcome::Fail));
         let text = format!("{pass} passed, {fail} failed, {} not checked", count(CheckOutcome::NotChecked));
         let text = match count(CheckOutcome::Warn) {
@@ -107,48 +134,40 @@ impl TextReport for Checklist {
         };
         let (verdict, tone) = self.verdict();
         page.line(&[Cell::of(what), Cell::of(verdict).tone(tone)]);
-        let with = |outcome| self.checks.iter().filter(move |line| line.outcome == outcome);
-        let is_open = |line: &&ReportLine| line.outcome == CheckOutcome::NotChecked && line.next.is_some();
-        let open = self.checks.iter().filter(is_open);
-        let detailed: Vec<&ReportLine> = with(CheckOutcome::Fail).chain(with(CheckOutcome::Warn)).chain(open).collect();
-        if !detailed.is_empty() {
+        let is_open = |line: &&ReportLine| line.verdict.next.is_some();
+        let (failed, warned) = (self.with(CheckOutcome::Fail), self.with(CheckOutcome::Warn));
+        let open = self.with(CheckOutcome::NotChecked).filter(is_open);
+        let mut detailed = failed.chain(warned).chain(open).peekable();
+        if detailed.peek().is_some() {
             page.heading("To do");
-            detailed.iter().for_each(|line| line.write(page));
+            detailed.for_each(|line| line.write(page));
         }
         let row = |line: &ReportLine| {
-            vec![
-                Cell::of("pass").tone(Tone::Good),
-                Cell::of(line.id),
-                Cell::of(line.checked),
-                Cell::of(&line.found).tone(Tone::Faint),
-            ]
+            let sign = Cell::of("pass").tone(Tone::Good);
+            vec![sign, Cell::of(&line.id), Cell::of(&line.checked), Cell::of(&line.verdict.found).tone(Tone::Faint)]
         };
-        page.section("Passed", with(CheckOutcome::Pass).map(row));
-        let skipped: Vec<String> = with(CheckOutcome::NotChecked)
-            .filter(|line| line.next.is_none())
-            .map(|line| format!("{} ({})", line.id, line.found))
-            .collect();
-        if !skipped.is_empty() {
-            page.heading("Not checked");
-            page.table(&[vec![Cell::of(skipped.join(", ")).tone(Tone::Faint)]]);
-        }
+        page.section("Passed", self.with(CheckOutcome::Pass).map(row));
+        let skipped = self.with(CheckOutcome::NotChecked).filter(|line| !is_open(line));
+        let skipped = joined(skipped.map(|line| format!("{} ({})", line.id, line.verdict.found)));
+        page.section("Not checked", (!skipped.is_empty()).then(|| vec![Cell::of(skipped).tone(Tone::Faint)]));
         let again = |line: &ReportLine| {
             let sign = Cell::of("FAIL").tone(Tone::Bad);
-            vec![sign, Cell::of(line.id).tone(Tone::Strong), Cell::of(&line.found)]
+            vec![sign, Cell::of(&line.id).tone(Tone::Strong), Cell::of(&line.verdict.found)]
         };
-        page.section("Failed", with(CheckOutcome::Fail).map(again));
+        page.section("Failed", self.with(CheckOutcome::Fail).map(again));
     }
 }
 
 impl ReportLine {
     /// Writes a check with its finding and its next step.
-    fn write(&self, page: &mut Screen) {
-        let (sign, tone) = self.outcome.sign();
-        let name = Cell::of(self.id).tone(Tone::Strong);
+    pub(in crate::inspect) fn write(&self, page: &mut Screen) {
+        let CheckVerdict { outcome, found, next } = &self.verdict;
+        let (sign, tone) = outcome.sign();
+        let name = Cell::of(&self.id).tone(Tone::Strong);
         page.line(&[Cell::of(format!("  {sign:4}")).tone(tone), name, Cell::of(format!("({})", self.checked))]);
-        page.line(&[Cell::of("       "), Cell::of(&self.found).tone(tone)]);
+        page.line(&[Cell::of("       "), Cell::of(found).tone(tone)]);
         // Next steps may have several lines, for commands. A finding is one line: it can contain text from elsewhere.
-        let next = self.next.iter().flat_map(|next| next.lines()).enumerate();
+        let next = next.iter().flat_map(|next| next.lines()).enumerate();
         for (index, line) in next {
             let label = if index == 0 { "next: " } else { "" };
             page.line(&[Cell::of("       "), Cell::of(format!("{label}{line}")).tone(Tone::Notable)]);
@@ -156,90 +175,55 @@ impl ReportLine {
     }
 }
 
-/// The verdict of a check.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum CheckVerdict {
-    /// The condition is met: the finding.
-    Pass(String),
-    /// The condition is not met, but the node works as configured: the finding and the next step.
-    Warn(String, String),
-    /// The condition is not met: the finding and the next step.
-    Fail(String, String),
-    /// The check was not possible: the reason, and the next step if there is one.
-    NotChecked(String, Option<String>),
-}
-
 impl CheckVerdict {
+    /// The condition is met: the finding.
     pub(super) fn pass(found: impl Into<String>) -> Self {
-        Self::Pass(found.into())
+        Self { outcome: CheckOutcome::Pass, found: found.into(), next: None }
     }
 
+    /// The condition is not met, but the node works as configured: the finding and the next step.
     pub(super) fn warn(found: impl Into<String>, next: impl Into<String>) -> Self {
-        Self::Warn(found.into(), next.into())
+        Self { outcome: CheckOutcome::Warn, ..Self::fail(found, next) }
     }
 
+    /// The condition is not met: the finding and the next step.
     pub(super) fn fail(found: impl Into<String>, next: impl Into<String>) -> Self {
-        Self::Fail(found.into(), next.into())
+        Self { outcome: CheckOutcome::Fail, found: found.into(), next: Some(next.into()) }
     }
 
-    /// Unites the verdicts of several attempts: the first failure or warning, otherwise all findings. Without an attempt,
-    /// the reason is `none`.
-    pub(super) fn all(verdicts: Vec<Self>, none: &str) -> Self {
-        let (mut passed, mut warned, mut failed, mut not_checked) = (Vec::new(), None, None, None);
-        for verdict in verdicts {
-            match verdict {
-                Self::Pass(found) => passed.push(found),
-                Self::Warn(..) => drop(warned.get_or_insert(verdict)),
-                Self::Fail(..) => drop(failed.get_or_insert(verdict)),
-                Self::NotChecked(..) => drop(not_checked.get_or_insert(verdict)),
-            }
-        }
-        let passed = (!passed.is_empty()).then(|| Self::Pass(passed.join("; ")));
-        failed.or(warned).or(passed).or(not_checked).unwrap_or_else(|| Self::not_checked(none))
+    /// The check was not possible: the reason.
+    pub(super) fn not_checked(why: impl Into<String>) -> Self {
+        Self { outcome: CheckOutcome::NotChecked, found: why.into(), next: None }
     }
 
-    /// Returns one verdict for several conditions: all failures or else all warnings, with their next steps; or else what
-    /// was found.
+    /// The check was not possible: the reason, and how to make it.
+    pub(super) fn to_do(why: impl Into<String>, next: impl Into<String>) -> Self {
+        Self { outcome: CheckOutcome::NotChecked, ..Self::fail(why, next) }
+    }
+
+    /// Returns one verdict for several conditions: all failures and warnings, with their next steps; or else what
+    /// was found; or else the first reason why a check was not possible.
     pub(super) fn merged(verdicts: impl IntoIterator<Item = Self>) -> Self {
-        let (mut passed, mut warned, mut failed, mut not_checked) = (Vec::new(), Vec::new(), Vec::new(), None);
-        for verdict in verdicts {
-            match verdict {
-                Self::Pass(found) => passed.push(found),
-                Self::Warn(found, next) => warned.push((found, next)),
-                Self::Fail(found, next) => failed.push((found, next)),
-                Self::NotChecked(..) => drop(not_checked.get_or_insert(verdict)),
-            }
+        let mut all: Vec<Self> = verdicts.into_iter().collect();
+        let outcome = all.iter().map(|one| one.outcome).max().unwrap_or(CheckOutcome::NotChecked);
+        if outcome == CheckOutcome::NotChecked {
+            return all.into_iter().next().unwrap_or_else(|| Self::not_checked("nothing to check"));
         }
-        let joined = |both: Vec<(String, String)>| {
-            let (found, mut next): (Vec<_>, Vec<_>) = both.into_iter().unzip();
-            next.dedup();
-            (found.join("; "), next.join("; "))
-        };
-        match (failed.is_empty(), warned.is_empty(), passed.is_empty()) {
-            (false, ..) => {
-                let (found, next) = joined(failed.into_iter().chain(warned).collect());
-                Self::Fail(found, next)
-            }
-            (true, false, _) => {
-                let (found, next) = joined(warned);
-                Self::Warn(found, next)
-            }
-            (true, true, false) => Self::Pass(passed.join("; ")),
-            _ => not_checked.unwrap_or_else(|| Self::not_checked("nothing to check")),
-        }
+        all.retain(|one| one.outcome >= outcome.min(CheckOutcome::Warn));
+        all.sort_by_key(|one| Reverse(one.outcome));
+        let found = all.iter().map(|one| one.found.as_str()).collect::<Vec<_>>().join("; ");
+        let mut next: Vec<String> = all.into_iter().filter_map(|one| one.next).collect();
+        next.dedup();
+        Self { outcome, found, next: (!next.is_empty()).then(|| next.join("; ")) }
     }
 
     /// Repeats a check that fails: what it examines may be about to change. Returns the last verdict after `settling`.
     pub(super) fn settled(settling: Duration, verdict: impl Fn() -> Self) -> Self {
-        let passed = wait::until(settling, INTERVALS, || match verdict() {
-            Self::Fail(..) => Ok::<_, Infallible>(None),
-            verdict => Ok(Some(verdict)),
+        let passed = wait::until(settling, INTERVALS, || {
+            let verdict = verdict();
+            Ok::<_, Infallible>((verdict.outcome != CheckOutcome::Fail).then_some(verdict))
         });
         passed.ok().flatten().unwrap_or_else(verdict)
-    }
-
-    pub(super) fn not_checked(why: impl Into<String>) -> Self {
-        Self::NotChecked(why.into(), None)
     }
 }
 
@@ -257,17 +241,11 @@ pub(super) struct Results {
 
 impl Results {
     /// Adds a verdict. User names and passwords in URLs are removed, because users share these lists.
-    pub(super) fn add(&mut self, check: &Check, verdict: CheckVerdict) {
-        let (outcome, found, next) = match verdict {
-            CheckVerdict::Pass(found) => (CheckOutcome::Pass, found, None),
-            CheckVerdict::Warn(found, next) => (CheckOutcome::Warn, found, Some(next)),
-            CheckVerdict::Fail(found, next) => (CheckOutcome::Fail, found, Some(next)),
-            CheckVerdict::NotChecked(why, next) => (CheckOutcome::NotChecked, why, next),
-        };
+    pub(super) fn add(&mut self, check: &Check, CheckVerdict { outcome, found, next }: CheckVerdict) {
         let public = |text: String| without_userinfo(&text).into_owned();
-        let (found, next) = (public(found), next.map(public));
+        let verdict = CheckVerdict { outcome, found: public(found), next: next.map(public) };
         let Check { id, group, holds, .. } = *check;
-        self.lines.push(ReportLine { id, group, checked: holds, outcome, found, next });
+        self.lines.push(ReportLine { id: id.into(), group: group.into(), checked: holds.into(), verdict });
     }
 
     /// Makes a check if all that it needs were made and did not fail; otherwise adds it as not checked.
@@ -281,33 +259,113 @@ impl Results {
         self.add(check, verdict);
     }
 
-    /// Adds checks that can't be made without what they need.
-    pub(super) fn skip<'a>(&mut self, checks: impl IntoIterator<Item = &'a Check>) {
-        for check in checks {
-            self.run(check, || CheckVerdict::not_checked("what it needs is not known"));
-        }
-    }
-
     /// Returns the first failed check of a group.
-    pub(super) fn failed_in(&self, group: CheckGroup) -> Option<&'static str> {
-        let failed = |line: &&ReportLine| line.group == group && line.outcome == CheckOutcome::Fail;
-        self.lines.iter().find(failed).map(|line| line.id)
+    pub(super) fn failed_in(&self, group: &str) -> Option<&str> {
+        let failed = |line: &&ReportLine| line.group == group && line.verdict.outcome == CheckOutcome::Fail;
+        self.lines.iter().find(failed).map(|line| &*line.id)
     }
 
     /// Whether the check failed.
     pub(super) fn has_failed(&self, check: &Check) -> bool {
-        self.lines.iter().any(|line| line.id == check.id && line.outcome == CheckOutcome::Fail)
+        self.lines.iter().any(|line| line.id == check.id && line.verdict.outcome == CheckOutcome::Fail)
     }
 
     /// Returns why the first of `needed` that failed or was not checked prevents other checks.
     pub(super) fn obstacle(&self, needed: &[&Check]) -> Option<String> {
         let bad = |check: &&Check| {
             let is_usable = |outcome| matches!(outcome, CheckOutcome::Pass | CheckOutcome::Warn);
-            let line = self.lines.iter().find(|line| line.id == check.id && !is_usable(line.outcome))?;
-            let how = if line.outcome == CheckOutcome::Fail { "failed" } else { "was not checked" };
+            let line = self.lines.iter().find(|line| line.id == check.id && !is_usable(line.verdict.outcome))?;
+            let how = if line.verdict.outcome == CheckOutcome::Fail { "failed" } else { "was not checked" };
             Some(format!("because {} {how}", line.id))
         };
         needed.iter().find_map(bad)
+    }
+}
+
+/// The node to examine, and optionally a pod.
+#[derive(Debug, Clone)]
+pub struct CheckTarget {
+    /// The mount point of the node's file system in this process.
+    pub mount: PathBuf,
+    /// The node's name in the cluster, if known.
+    pub node_name: Option<String>,
+    /// The platform, a value of `--platform`.
+    pub platform: String,
+    /// Whether the plugin is part of the cluster network's configuration list on this platform.
+    pub chained: bool,
+    /// The directories of CNI plugins.
+    pub bin_dirs: Vec<HostPath>,
+    /// A configuration file, or the directory of configuration files.
+    pub conf: HostPath,
+    /// Other directories with configuration files of the plugin, which attachments have.
+    pub other_conf_dirs: Vec<HostPath>,
+    /// The installation according to its log.
+    pub installation: Installation,
+    /// The pod to examine.
+    pub pod: Option<PodRef>,
+    /// Whether to send packets in the pod's network namespace.
+    pub probe: bool,
+}
+
+/// The installation on the node, read from its record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Installation {
+    /// The installed programs.
+    pub programs: Vec<HostPath>,
+    /// The own lists, by their paths.
+    pub own_lists: BTreeMap<HostPath, OwnList>,
+    /// Multus's auxiliary chain, if one of the plugin's files is there.
+    pub multus_chain: Option<MultusChain>,
+    /// The types of the plugin's entries in configuration lists, by the path of the list.
+    pub listed_types: BTreeMap<HostPath, BTreeSet<String>>,
+    /// The differences between the node and the installation, one line each; `None` without an installation. The
+    /// error is the reason why they are unknown.
+    pub changed: Result<Option<Vec<String>>, String>,
+}
+
+/// The directory of Multus's auxiliary chain: Multus runs its plugins for every pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MultusChain {
+    /// The directory.
+    pub directory: HostPath,
+    /// The plugin's own files there.
+    pub own_files: Vec<HostPath>,
+    /// The files because of which Multus skips all plugins, each with the reason.
+    pub invalid_files: Vec<String>,
+}
+
+/// An own list: the copy of the cluster network's configuration list that runtimes use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnList {
+    /// The name of its source, a file in the same directory.
+    pub source: String,
+    /// The type of the plugin's entry.
+    pub kind: String,
+}
+
+impl CheckTarget {
+    /// Whether Multus runs the configuration at `path` for every pod, because it is in its auxiliary chain.
+    pub(super) fn is_in_multus_chain(&self, path: &HostPath) -> bool {
+        self.installation.multus_chain.as_ref().is_some_and(|chain| chain.directory == path.parent())
+    }
+
+    /// Returns the path in this process of the agent's socket.
+    pub(super) fn agent_socket(&self, conf: Option<&NetConf>) -> Result<PathBuf, String> {
+        let named = conf.and_then(|conf| conf.kubernetes.agent_socket.as_deref());
+        let reached = named.and_then(|path| self.reach_named(path).ok());
+        reached.ok_or_else(|| "the configuration names no agent_socket".to_owned())
+    }
+
+    /// Returns the path in this process of a path on the node.
+    pub(super) fn reach(&self, path: &HostPath) -> io::Result<PathBuf> {
+        HostRoot::new(&self.mount).reach(path)
+    }
+
+    /// Returns the path in this process of a path that a configuration contains.
+    pub(super) fn reach_named(&self, path: &Path) -> io::Result<PathBuf> {
+        let path = HostPath::new(path);
+        let path = path.ok_or_else(|| io::Error::other("expected an absolute path without \"..\""))?;
+        self.reach(&path)
     }
 }
 
@@ -316,8 +374,8 @@ mod tests {
     use super::*;
 
     fn line(id: &'static str, outcome: CheckOutcome, next: Option<&str>) -> ReportLine {
-        let found = format!("{id} was found");
-        ReportLine { id, group: CheckGroup::Node, checked: "it holds", outcome, found, next: next.map(str::to_owned) }
+        let verdict = CheckVerdict { outcome, found: format!("{id} was found"), next: next.map(str::to_owned) };
+        ReportLine { id: id.into(), group: "node".into(), checked: "it holds".into(), verdict }
     }
 
     #[test]
@@ -359,22 +417,12 @@ mod tests {
     }
 
     const fn check(id: &'static str, needs: &'static [&'static Check]) -> Check {
-        Check { id, group: CheckGroup::Node, holds: id, needs }
+        Check { id, group: "node", holds: id, needs }
     }
 
     const A: &Check = &check("a", &[]);
     const B: &Check = &check("b", &[A]);
     const C: &Check = &check("c", &[A, B]);
-
-    #[test]
-    fn the_first_failure_of_several_attempts_is_the_verdict() {
-        let (pass, fail) = (|text: &str| CheckVerdict::pass(text), || CheckVerdict::fail("broken", "mend it"));
-        let not = || CheckVerdict::not_checked("no route");
-        assert_eq!(CheckVerdict::all(vec![pass("a"), fail(), pass("b")], "none"), fail());
-        assert_eq!(CheckVerdict::all(vec![pass("a"), not(), pass("b")], "none"), pass("a; b"));
-        assert_eq!(CheckVerdict::all(vec![not()], "none"), not());
-        assert_eq!(CheckVerdict::all(Vec::new(), "none"), CheckVerdict::not_checked("none"));
-    }
 
     /// A node's name comes from its host name or from a flag.
     #[test]
@@ -401,7 +449,7 @@ mod tests {
         let mut results = Results::default();
         results.add(A, CheckVerdict::fail("https://u:s3cr3t@a failed", "ask http://s3cr3t@b"));
         let line = &results.lines[0];
-        let shown = (line.found.as_str(), line.next.as_deref());
+        let shown = (line.verdict.found.as_str(), line.verdict.next.as_deref());
         assert_eq!(shown, ("https://(redacted)@a failed", Some("ask http://(redacted)@b")));
     }
 
@@ -411,7 +459,8 @@ mod tests {
         results.add(A, CheckVerdict::pass("fine"));
         results.run(B, || CheckVerdict::fail("broken", "mend it"));
         results.run(C, || unreachable!("b failed"));
-        let outcomes: Vec<_> = results.lines.iter().map(|line| (line.outcome, line.found.as_str())).collect();
+        let outcomes: Vec<_> =
+            results.lines.iter().map(|line| (line.verdict.outcome, line.verdict.found.as_str())).collect();
         let wanted = [
             (CheckOutcome::Pass, "fine"),
             (CheckOutcome::Fail, "broken"),

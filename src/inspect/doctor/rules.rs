@@ -1,19 +1,22 @@
 //! Checks of the pod's network namespace: where it is, whether its live rules equal the desired ones, foreign rules that
-//! precede them, missing addresses and routes, the rules' counters, and the interface with the default route.
+//! precede them, missing addresses and routes, the interface with the default route, and the proxy's ports. A pod with its
+//! own user namespace knows its users by other UIDs than this process.
 
 use super::checks;
 use super::report::{CheckTarget, CheckVerdict, Results};
-use crate::cluster::Api;
-use crate::cni::{Error, NetConf};
-use crate::inspect::nodes::{AGENT_NAMESPACE, node_hint};
+use crate::cni::{Code, Error, NetConf};
+use crate::firewall::DNS_PROXY_PORT;
+use crate::inspect::nodes::node_hint;
 use crate::inspect::rules::{LiveRules, Mark, RuleLine, RulesReport};
-use crate::inspect::terminal::first_of;
-use crate::netns::default_route_interfaces;
+use crate::inspect::terminal::{first_of, joined};
 use crate::netns::find::{FoundNetns, of_name, of_pod};
+use crate::netns::{listening_ports, public_route_interfaces};
 use crate::pod::{Facts, Pod, PodRef};
-use crate::policy::{Policy, Redirect};
+use crate::policy::{DnsCapture, Policy, Redirect};
 use crate::state::Store;
 use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 /// The timeout for the lock of the network namespace, which a call of the plugin may hold.
@@ -29,12 +32,14 @@ pub(super) fn examine(
     wanted: Option<&Policy>,
     results: &mut Results,
 ) -> Option<(LiveRules, RulesReport)> {
-    let read = found.map(|found| read(found, store));
+    let read = found.map(|found| LiveRules::of_found(found, store).map(|live| (live.report(&found.netns), live)));
     results.run(checks::RULES_EQUAL, || match &read {
         Some(Ok((report, live))) => {
             CheckVerdict::merged([equal(report, wanted)].into_iter().chain(fixtures(live)).chain(guarded(live)))
         }
-        Some(Err(error)) => unread(error),
+        Some(Err(error)) => {
+            CheckVerdict::fail(error.to_string(), "run detour doctor as root on the node, or in the agent's pod")
+        }
         None => CheckVerdict::not_checked("the pod's network namespace is not known"),
     });
     let read = read.and_then(Result::ok).map(|(report, live)| (live, report));
@@ -44,19 +49,6 @@ pub(super) fn examine(
     };
     results.run(checks::RULES_FIRST, || of(&|_, report| in_front(report)));
     read
-}
-
-/// Reads the live rules of the network namespace.
-///
-/// # Errors
-/// The network namespace is gone, or its rules can't be read.
-pub(super) fn read(found: &FoundNetns, store: &Store) -> Result<(RulesReport, LiveRules), Error> {
-    let live = LiveRules::of(&found.open()?, store)?;
-    Ok((live.report(&found.netns), live))
-}
-
-fn unread(error: &Error) -> CheckVerdict {
-    CheckVerdict::fail(error.to_string(), "run detour doctor as root on the node, or in the agent's pod")
 }
 
 fn equal(report: &RulesReport, wanted: Option<&Policy>) -> CheckVerdict {
@@ -141,13 +133,7 @@ impl<'a> PodNetns<'a> {
     }
 
     /// Adds the checks of the pod's location; for a pod on another node, the next step is the command to run there.
-    pub(super) fn examine(
-        &self,
-        target: &CheckTarget,
-        api: Option<&Api>,
-        conf: Option<&NetConf>,
-        results: &mut Results,
-    ) {
+    pub(super) fn examine(&self, target: &CheckTarget, conf: Option<&NetConf>, results: &mut Results) {
         let verdict = match (self.pod, &self.found) {
             _ if results.has_failed(checks::EVENTS) && self.found().is_none() => {
                 CheckVerdict::not_checked(format!("because {} failed", checks::EVENTS.id))
@@ -161,13 +147,13 @@ impl<'a> PodNetns<'a> {
                 "run crictl inspectp on the node for the runtime's view of the sandbox",
             ),
             (None, Ok(None)) => CheckVerdict::not_checked("the pod is not known"),
-            (Some(pod), Ok(None)) => here(pod, target, api, conf),
+            (Some(pod), Ok(None)) => here(pod, target, conf),
         };
         results.add(checks::NETNS_FOUND, verdict);
     }
 }
 
-fn here(pod: &Pod, target: &CheckTarget, api: Option<&Api>, conf: Option<&NetConf>) -> CheckVerdict {
+fn here(pod: &Pod, target: &CheckTarget, conf: Option<&NetConf>) -> CheckVerdict {
     let Some(node) = &pod.node_name else {
         return CheckVerdict::not_checked("it is not scheduled yet; see kubectl describe pod");
     };
@@ -180,15 +166,9 @@ fn here(pod: &Pod, target: &CheckTarget, api: Option<&Api>, conf: Option<&NetCon
     let this = target.node_name.as_deref().unwrap_or("unknown");
     let probe = if target.probe { " --probe" } else { "" };
     let question = format!("doctor -n {} {}{probe}", pod.namespace, pod.name);
-    let kubernetes = conf.map(|conf| &conf.kubernetes);
-    let agents = kubernetes.and_then(|kubernetes| kubernetes.agent_namespace.as_deref());
-    let agents = agents.unwrap_or(AGENT_NAMESPACE);
-    let pods = api.and_then(|api| api.pods_of_node(node, Some(agents)).ok()).unwrap_or_default();
-    let prefixes = kubernetes.map_or(&[][..], |kubernetes| &kubernetes.agent_pod_prefixes);
-    let is_agent = |name: &&str| prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()));
-    let agent = pods.iter().map(|scheduled| scheduled.pod.name.as_str()).find(is_agent);
-    let next = node_hint(pod, Some(agents), agent, &question);
-    CheckVerdict::NotChecked(format!("it runs on node {node}; this is node {this}"), Some(next))
+    let agents = conf.and_then(|conf| conf.kubernetes.agent_namespace.as_deref());
+    let next = node_hint(pod, agents, &question);
+    CheckVerdict::to_do(format!("it runs on node {node}; this is node {this}"), next)
 }
 
 /// Checks whether the interface with the default route is captured, for a pod whose rules exclude interfaces. `policy`
@@ -196,7 +176,7 @@ fn here(pod: &Pod, target: &CheckTarget, api: Option<&Api>, conf: Option<&NetCon
 pub(super) fn examine_default_route(found: Option<&FoundNetns>, policy: Option<&Policy>, results: &mut Results) {
     let redirect = policy.and_then(Policy::redirect).filter(|redirect| !redirect.exclude_interfaces.is_empty());
     let (Some(found), Some(redirect)) = (found, redirect) else { return };
-    let default = || -> Result<BTreeSet<String>, Error> { found.open()?.enter(LOCK_TIMEOUT, default_route_interfaces) };
+    let default = || -> Result<BTreeSet<String>, Error> { found.open()?.enter(LOCK_TIMEOUT, public_route_interfaces) };
     results.run(checks::DEFAULT_ROUTE_CAPTURED, || match default() {
         Ok(default) => captured(&default, redirect),
         Err(error) => CheckVerdict::not_checked(error.to_string()),
@@ -218,6 +198,107 @@ fn captured(default: &BTreeSet<String>, redirect: &Redirect) -> CheckVerdict {
     }
 }
 
+/// A TCP port on which a process listens, and the UID of the process as the pod knows it.
+type Listener = (u16, u32);
+
+/// Checks whether the proxy listens on the ports that the rules redirect to, and as which user.
+pub(super) fn examine_listeners(found: Option<&FoundNetns>, policy: Option<&Policy>, results: &mut Results) {
+    results.run(checks::PROXY_LISTENING, || {
+        let Some((found, redirect)) = found.zip(policy.and_then(Policy::redirect)) else {
+            return CheckVerdict::not_checked("this plugin redirects nothing in the pod");
+        };
+        let listeners = || -> Result<Vec<Listener>, Error> {
+            let users = Users::here()?;
+            Ok(listening_ports()?.into_iter().map(|(port, uid)| (port, users.inside(uid))).collect())
+        };
+        match found.open().and_then(|netns| netns.enter(LOCK_TIMEOUT, listeners)) {
+            Ok(listeners) => CheckVerdict::merged([listening(&listeners, redirect), user(&listeners, redirect)]),
+            Err(error) => CheckVerdict::not_checked(error.to_string()),
+        }
+    });
+}
+
+fn listening(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
+    let dns = (redirect.dns != DnsCapture::Off).then_some(DNS_PROXY_PORT);
+    let wanted = [redirect.proxy_port, redirect.inbound_capture_port].into_iter().chain(dns);
+    let (there, missing): (Vec<u16>, Vec<u16>) = wanted.partition(|port| listeners.iter().any(|one| one.0 == *port));
+    let spelled = |ports: Vec<u16>| joined(ports.iter().map(|port| format!("{port}/tcp")));
+    if missing.is_empty() {
+        return CheckVerdict::pass(spelled(there));
+    }
+    CheckVerdict::fail(
+        format!("no process listens on {}: redirected connections are refused", spelled(missing)),
+        "see kubectl logs POD -c istio-proxy; the proxy starts after the init containers, whose traffic must be excluded \
+         (see detour explain)",
+    )
+}
+
+fn user(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
+    let excluded = joined(&redirect.proxy_uid);
+    let own = listeners.iter().filter(|(port, _)| *port == redirect.proxy_port).map(|(_, uid)| uid);
+    match own.into_iter().find(|uid| !redirect.proxy_uid.contains(uid)) {
+        None => CheckVerdict::pass(format!("UID {excluded}")),
+        Some(other) => CheckVerdict::fail(
+            format!(
+                "the proxy listens as UID {other}, but the rules exclude UID {excluded}: its own traffic returns to \
+                 it"
+            ),
+            format!(
+                "set runAsUser of istio-proxy to {excluded}, or proxy_uid in the configuration to {other}, and delete the \
+                 pod"
+            ),
+        ),
+    }
+}
+
+/// The UID and GID that a probe is sent as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ProbeUser {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+}
+
+/// A file whose owner is the root user of the user namespace that owns the thread's network namespace
+/// (`net_ctl_set_ownership`, net/sysctl_net.c).
+const OF_ROOT: &str = "/proc/sys/net/ipv4/ip_forward";
+/// The number of UIDs of a pod with `hostUsers: false`, from 0 (KEP-127).
+const OWN: u32 = 65536;
+
+/// Maps UIDs between this process and the pod that owns a network namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Users {
+    /// The pod's root user, as this process knows it.
+    root: ProbeUser,
+}
+
+impl Users {
+    /// Returns the mapping of the thread's network namespace.
+    ///
+    /// # Errors
+    /// /proc/sys can't be read.
+    pub(super) fn here() -> Result<Self, Error> {
+        let root = fs::metadata(OF_ROOT).map(|of| ProbeUser { uid: of.uid(), gid: of.gid() });
+        let root = root.map_err(|error| Error::new(Code::Io, format!("can't read the owner of {OF_ROOT}: {error}")))?;
+        Ok(Self { root })
+    }
+
+    /// Returns the pod's `user` as this process knows it; `None` if the pod has no such user.
+    pub(super) fn outside(self, user: ProbeUser) -> Option<ProbeUser> {
+        let ProbeUser { uid, gid } = self.root;
+        let is_own = |id: u32, root: u32| root == 0 || id < OWN;
+        let is_there = is_own(user.uid, uid) && is_own(user.gid, gid);
+        is_there.then(|| ProbeUser { uid: uid.saturating_add(user.uid), gid: gid.saturating_add(user.gid) })
+    }
+
+    /// Returns this process's `uid` as the pod knows it; unchanged if it is not one of the pod's.
+    pub(super) fn inside(self, uid: u32) -> u32 {
+        match uid.checked_sub(self.root.uid) {
+            Some(own) if self.root.uid == 0 || own < OWN => own,
+            _ => uid,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -231,6 +312,32 @@ mod tests {
         };
         assert_eq!(verdict(&[]), CheckVerdict::pass("the pod has no default route"));
         assert_eq!(verdict(&["eth0", "ovn-udn1"]), CheckVerdict::pass("eth0, ovn-udn1"));
-        assert!(matches!(verdict(&["eth0", "net2"]), CheckVerdict::Fail(found, _) if found.contains("exclude net2:")));
+        assert!(verdict(&["eth0", "net2"]).found.contains("exclude net2:"));
+    }
+
+    #[test]
+    fn each_missing_port_is_named_and_dns_only_where_it_is_captured() {
+        let redirect = Redirect { dns: DnsCapture::All, ..Redirect::default() };
+        let both = [(15001, 1337), (15006, 1337)];
+        assert_eq!(listening(&both, &Redirect::default()), CheckVerdict::pass("15001/tcp, 15006/tcp"));
+        let found = listening(&both, &redirect).found;
+        assert!(found.contains("15053/tcp") && !found.contains("15001"), "{found}");
+    }
+
+    #[test]
+    fn a_proxy_of_another_uid_is_named() {
+        let found = user(&[(15001, 7)], &Redirect::default()).found;
+        assert!(found.contains("UID 7") && found.contains("1337"), "{found}");
+    }
+
+    #[test]
+    fn a_pod_with_its_own_users_counts_them_from_its_root() {
+        let of = |root| Users { root: ProbeUser { uid: root, gid: root } };
+        let both = |id| ProbeUser { uid: id, gid: id };
+        assert_eq!(of(200_000).outside(both(1337)), Some(both(201_337)));
+        assert_eq!(of(200_000).outside(both(OWN)), None);
+        assert_eq!((of(200_000).inside(201_337), of(200_000).inside(7)), (1337, 7));
+        assert_eq!(of(0).outside(both(1_000_650_000)), Some(both(1_000_650_000)));
+        assert_eq!(of(0).inside(1_000_650_000), 1_000_650_000);
     }
 }

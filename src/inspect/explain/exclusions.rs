@@ -8,7 +8,7 @@ use crate::pod::well_known::ISTIO_CONTAINERS;
 use crate::pod::{Container, Pod};
 use crate::policy::{ContainerExclusion, ContainerScope, Exclusion, IdRange, Policy, TrafficOwner};
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Traffic that bypasses the sidecar, and the sources of the exclusion.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -63,25 +63,20 @@ pub struct ExcludedContainer {
 
 /// Returns the excluded containers, each with its sources.
 pub(super) fn excluded_containers<'a>(
-    policy: &Policy,
+    policy: &'a Policy,
     configured: impl Iterator<Item = (&'a ContainerExclusion, String)>,
 ) -> Vec<ExcludedContainer> {
-    let mut sources: Vec<(&ContainerExclusion, Vec<String>)> =
+    let mut sources: BTreeMap<&ContainerExclusion, Vec<String>> =
         policy.containers.iter().map(|exclusion| (exclusion, Vec::new())).collect();
     for (exclusion, source) in configured {
-        let found = sources.binary_search_by_key(&exclusion, |(known, _)| known);
-        let index = found.unwrap_or_else(|index| {
-            sources.insert(index, (exclusion, Vec::new()));
-            index
-        });
-        let sources = &mut sources[index].1;
-        if !sources.contains(&source) {
-            sources.push(source);
+        let known = sources.entry(exclusion).or_default();
+        if !known.contains(&source) {
+            known.push(source);
         }
     }
-    let excluded = |(exclusion, sources): (&ContainerExclusion, Vec<String>)| ExcludedContainer {
-        name: exclusion.name.clone(),
-        scope: exclusion.scope,
+    let excluded = |(one, sources): (&ContainerExclusion, _)| ExcludedContainer {
+        name: one.name.clone(),
+        scope: one.scope,
         sources,
     };
     sources.into_iter().map(excluded).collect()
@@ -190,10 +185,14 @@ pub(in crate::inspect) struct ContainerTraffic<'a> {
 }
 
 /// How much of a container's traffic bypasses the sidecar.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::inspect) enum ExcludedPart {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ExcludedPart {
+    /// All of it.
     All,
+    /// Some of it.
     Some,
+    /// None of it.
     None,
 }
 
@@ -291,8 +290,8 @@ pub struct InitContainer {
     pub starts_before_proxy: bool,
     /// Whether its traffic must bypass the sidecar to reach its destination.
     pub needs_exclusion: bool,
-    /// How much of its traffic bypasses the sidecar: `all`, `some` or `none`.
-    pub excluded: &'static str,
+    /// How much of its traffic bypasses the sidecar.
+    pub excluded: ExcludedPart,
     /// The exclusions that it does not need, each with its source: those by its name, and those of all traffic of its ID.
     pub needless_exclusions: Vec<String>,
 }
@@ -330,11 +329,7 @@ impl InitContainer {
             sidecar: !container.ends_before,
             starts_before_proxy,
             needs_exclusion: starts_before_proxy && container.proxys_id(policy).is_none(),
-            excluded: match container.excluded_part(policy) {
-                ExcludedPart::All => "all",
-                ExcludedPart::Some => "some",
-                ExcludedPart::None => "none",
-            },
+            excluded: container.excluded_part(policy),
             needless_exclusions: requested.needless(container, all),
         }
     }
@@ -348,11 +343,13 @@ impl InitContainer {
             (false, true) => "starts after istio-proxy, and keeps running",
         };
         let (what, tone) = match (self.needs_exclusion, self.sidecar, self.excluded) {
-            (true, _, "all") => ("needs an exclusion, and is excluded", Tone::Good),
-            (true, _, "some") => ("needs an exclusion; only a part of its traffic is excluded", Tone::Notable),
+            (true, _, ExcludedPart::All) => ("needs an exclusion, and is excluded", Tone::Good),
+            (true, _, ExcludedPart::Some) => {
+                ("needs an exclusion; only a part of its traffic is excluded", Tone::Notable)
+            }
             (true, true, _) => ("needs an exclusion for traffic before istio-proxy accepts connections", Tone::Notable),
             (true, false, _) => ("needs an exclusion: its traffic is captured and lost", Tone::Bad),
-            (false, _, "none") => ("needs no exclusion", Tone::Good),
+            (false, _, ExcludedPart::None) => ("needs no exclusion", Tone::Good),
             (false, ..) if self.starts_before_proxy => {
                 ("needs no exclusion: it runs with the proxy's UID or GID, and is not captured", Tone::Good)
             }

@@ -1,6 +1,5 @@
 //! `explain`: what a configuration does with a pod's traffic, and why.
 
-mod ambient;
 mod evaluation;
 mod exclusions;
 mod picture;
@@ -8,7 +7,7 @@ mod report;
 mod settings;
 mod warnings;
 
-pub use exclusions::{ExcludedContainer, ExcludedTraffic, InitContainer};
+pub use exclusions::{ExcludedContainer, ExcludedPart, ExcludedTraffic, InitContainer};
 pub(super) use exclusions::{application_containers, covers_everything};
 pub use picture::picture;
 pub use report::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain, explained};

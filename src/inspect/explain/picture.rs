@@ -1,7 +1,7 @@
 //! `explain --format svg`: draws one row for each kind of traffic, from its sender in the pod to the outside: captured
 //! traffic through a port of the sidecar, traffic that bypasses the sidecar past it. Colors are classes in `picture.css`.
 
-use super::ambient::captured_by_ztunnel;
+use super::evaluation::captured_by_ztunnel;
 use super::exclusions::{
     ContainerTraffic, ExcludedContainer, ExcludedPart, ExcludedTraffic, application_containers, grouped,
 };
@@ -41,6 +41,8 @@ const LEGEND: [(&str, &str); 5] = [
     ("in", "inbound"),
     ("free", "bypass"),
 ];
+/// The maximum number of characters in a line across the picture.
+const MAX_TEXT: usize = 150;
 /// The maximum number of rows of traffic that bypasses the sidecar.
 const MAX_BYPASSES: usize = 24;
 
@@ -90,21 +92,21 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
     }
     let mut drawing = Drawing::default();
     let title = format!("Pod {}", explained.explanation.pod);
-    drawing.short_text("title", (POD, 44), &title, 78);
+    drawing.text("title", (POD, 44), &title, 78);
     match &explained.explanation.add_fails {
-        Some(cause) => drawing.short_text("bad", (POD, 68), &format!("an ADD fails: {cause}"), 150),
-        None => drawing.short_text("soft", (POD, 68), &explained.explanation.decision, 150),
+        Some(cause) => drawing.text("bad", (POD, 68), &format!("an ADD fails: {cause}"), MAX_TEXT),
+        None => drawing.text("soft", (POD, 68), &explained.explanation.decision, MAX_TEXT),
     }
     let height = HEAD + ROW * i32::try_from(rows.len()).unwrap_or_default() + 8;
-    drawing.area("pod", Area { x: POD, y: TOP, width: POD_WIDTH, height }, 14);
-    drawing.text("head", CARD, TOP + 26, "POD");
-    drawing.area("pod", Area { x: OUTSIDE, y: TOP, width: OUTSIDE_WIDTH, height }, 14);
-    drawing.text("head", OUTSIDE + 22, TOP + 26, "OUTSIDE");
+    drawing.area("pod", (POD, TOP), (POD_WIDTH, height), 14);
+    drawing.text("head", (CARD, TOP + 26), "POD", MAX_TEXT);
+    drawing.area("pod", (OUTSIDE, TOP), (OUTSIDE_WIDTH, height), 14);
+    drawing.text("head", (OUTSIDE + 22, TOP + 26), "OUTSIDE", MAX_TEXT);
     if let Some(redirect) = redirect {
         // The rows below the sidecar bypass it.
         let captured = rows.iter().filter(|row| row.port.is_some()).count();
         let height = HEAD + ROW * i32::try_from(captured).unwrap_or_default() - 16;
-        drawing.area("sidecar", Area { x: SIDECAR, y: TOP + 8, width: SIDECAR_WIDTH, height }, 12);
+        drawing.area("sidecar", (SIDECAR, TOP + 8), (SIDECAR_WIDTH, height), 12);
         let middle = SIDECAR + SIDECAR_WIDTH / 2;
         let (proxy, kind) = if policy.ambient {
             ("ztunnel".to_owned(), "ambient mesh")
@@ -112,8 +114,8 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
             let is_native = subject.facts.pod.is_init_container(PROXY_CONTAINER);
             (proxy(redirect), if is_native { "native sidecar" } else { "not a native sidecar" })
         };
-        drawing.short_text("name mid", (middle, TOP + 28), &proxy, 36);
-        drawing.text("soft mid", middle, TOP + 46, kind);
+        drawing.text("name mid", (middle, TOP + 28), &proxy, 36);
+        drawing.text("soft mid", (middle, TOP + 46), kind, MAX_TEXT);
     }
     for (row, y) in rows.iter().zip((TOP + HEAD..).step_by(usize::try_from(ROW).unwrap_or(1))) {
         drawing.row(row, y);
@@ -122,7 +124,7 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
     let mut x = POD;
     for (color, meaning) in LEGEND.into_iter().filter(|(color, _)| rows.iter().any(|row| row.color == *color)) {
         drawing.arrow(color, (x, bottom), (x + 34, bottom));
-        drawing.text("soft", x + 42, bottom + 4, meaning);
+        drawing.text("soft", (x + 42, bottom + 4), meaning, MAX_TEXT);
         x += 76 + 7 * i32::try_from(meaning.len()).unwrap_or_default();
     }
     let requests = &explained.explanation.requests;
@@ -130,11 +132,12 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
     for request in requests.iter().take(MAX_REQUESTS) {
         line += LINE;
         let text = format!("{:?} ({}): {}", request.item, request.source, request.verdict());
-        drawing.short_text("soft", (POD, line + 12), &text, 150);
+        drawing.text("soft", (POD, line + 12), &text, MAX_TEXT);
     }
     if requests.len() > MAX_REQUESTS {
         line += LINE;
-        drawing.text("soft", POD, line + 12, &format!("and {} more requests", requests.len() - MAX_REQUESTS));
+        let text = format!("and {} more requests", requests.len() - MAX_REQUESTS);
+        drawing.text("soft", (POD, line + 12), &text, MAX_TEXT);
     }
     drawing.finish(&format!("{title}: {}", explained.explanation.decision), WIDTH, line + 36)
 }
@@ -312,22 +315,13 @@ struct Drawing {
     body: String,
 }
 
-/// The position and size of a rectangle.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Area {
-    x: i32,
-    y: i32,
-    width: i32,
-    height: i32,
-}
-
 impl Drawing {
     /// Adds a row: the sender, an arrow through or past the sidecar, and the destination. Inbound traffic arrives from there.
     fn row(&mut self, Row { card, color, port, what, to, sources }: &Row, y: i32) {
-        let area = Area { x: CARD, y, width: CARD_WIDTH, height: CARD_HEIGHT };
-        self.area(if card.ends_before { "card ends" } else { "card" }, area, 9);
-        self.short_text("name", (CARD + 14, y + 23), &card.name, 25);
-        self.short_text("soft", (CARD + 14, y + 42), &card.detail, 31);
+        let class = if card.ends_before { "card ends" } else { "card" };
+        self.area(class, (CARD, y), (CARD_WIDTH, CARD_HEIGHT), 9);
+        self.text("name", (CARD + 14, y + 23), &card.name, 25);
+        self.text("soft", (CARD + 14, y + 42), &card.detail, 31);
         let middle = y + CARD_HEIGHT / 2;
         let (start, end) = ((CARD + CARD_WIDTH, middle), (OUTSIDE + 16, middle));
         match *color {
@@ -345,37 +339,26 @@ impl Drawing {
             one => one.to_vec(),
         };
         for (line, y) in lines.iter().zip([middle + 23, middle + 37]) {
-            self.short_text("soft mid", (center, y), line, 74);
+            self.text("soft mid", (center, y), line, 74);
         }
         port.iter().for_each(|port| self.port(color, SIDECAR, middle, *port));
-        self.short_text("soft", (OUTSIDE + 24, middle + 4), to, 26);
+        self.text("soft", (OUTSIDE + 24, middle + 4), to, 26);
     }
 
     /// Adds a box with round corners.
-    fn area(&mut self, class: &str, Area { x, y, width, height }: Area, radius: i32) {
+    fn area(&mut self, class: &str, (x, y): (i32, i32), (width, height): (i32, i32), radius: i32) {
         let _ = writeln!(
             self.body,
             r#"<rect class="{class}" x="{x}" y="{y}" width="{width}" height="{height}" rx="{radius}"/>"#
         );
     }
 
-    /// Adds a line of text, at the beginning or, with class `mid`, the middle of its baseline.
-    fn text(&mut self, class: &str, x: i32, y: i32, text: &str) {
-        let _ = writeln!(self.body, r#"<text class="{class}" x="{x}" y="{y}">{}</text>"#, xml(text));
-    }
-
-    /// Adds a line of text, shortened to `width` characters; a tooltip shows the whole text.
-    fn short_text(&mut self, class: &str, (x, y): (i32, i32), text: &str, width: usize) {
-        self.text_with_tooltip(class, (x, y), &shortened(text, width), text);
-    }
-
-    /// Adds a line of text with the tooltip `whole`.
-    fn text_with_tooltip(&mut self, class: &str, (x, y): (i32, i32), line: &str, whole: &str) {
-        if line == whole {
-            return self.text(class, x, y, line);
-        }
-        let (line, whole) = (xml(line), xml(whole));
-        let _ = writeln!(self.body, r#"<text class="{class}" x="{x}" y="{y}">{line}<title>{whole}</title></text>"#);
+    /// Adds a line of text, at the beginning or, with class `mid`, the middle of its baseline. It is shortened to `limit`
+    /// characters; a tooltip shows the whole text.
+    fn text(&mut self, class: &str, (x, y): (i32, i32), text: &str, limit: usize) {
+        let shown = shortened(text, limit);
+        let title = if shown == text { String::new() } else { format!("<title>{}</title>", xml(text)) };
+        let _ = writeln!(self.body, r#"<text class="{class}" x="{x}" y="{y}">{}{title}</text>"#, xml(&shown));
     }
 
     /// Adds an arrow in the color of one of [`LEGEND`].
@@ -388,19 +371,18 @@ impl Drawing {
         );
     }
 
-    /// Adds a label on an arrow, centered, with at most `width` characters.
-    fn tag(&mut self, (x, y): (i32, i32), text: &str, width: usize) {
-        let shown = shortened(text, width);
+    /// Adds a label on an arrow, centered, with at most `limit` characters.
+    fn tag(&mut self, (x, y): (i32, i32), text: &str, limit: usize) {
         // The average width of a character of a proportional font at 12 px is less than 6.4 px.
-        let width = 64 * i32::try_from(shown.chars().count()).unwrap_or_default() / 10 + 16;
-        self.area("tag", Area { x: x - width / 2, y: y - 10, width, height: 20 }, 10);
-        self.text_with_tooltip("tagged mid", (x, y + 4), &shown, text);
+        let width = 64 * i32::try_from(shortened(text, limit).chars().count()).unwrap_or_default() / 10 + 16;
+        self.area("tag", (x - width / 2, y - 10), (width, 20), 10);
+        self.text("tagged mid", (x, y + 4), text, limit);
     }
 
     /// Adds a port number in a rounded box.
     fn port(&mut self, color: &str, x: i32, y: i32, port: u16) {
-        self.area(&format!("f-{color}"), Area { x: x - 27, y: y - 11, width: 54, height: 22 }, 11);
-        self.text("port", x, y + 4, &port.to_string());
+        self.area(&format!("f-{color}"), (x - 27, y - 11), (54, 22), 11);
+        self.text("port", (x, y + 4), &port.to_string(), MAX_TEXT);
     }
 
     /// Returns the document.

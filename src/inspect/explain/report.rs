@@ -1,7 +1,6 @@
 //! `explain`: what a configuration does with a pod's traffic, and why; for a primary plugin, also the pod's networks.
 
-use super::ambient;
-use super::evaluation::{Evaluation, evaluate, has_redirect};
+use super::evaluation::{Evaluation, ambient_notes, evaluate, has_redirect};
 use super::exclusions::{
     ExcludedContainer, ExcludedTraffic, InitContainer, Requested, application_containers, excluded_containers,
     excluded_traffic, grouped, init_containers, unowned,
@@ -21,7 +20,8 @@ use crate::pod::well_known::{
 };
 use crate::policy::{Policy, Redirect};
 use crate::sub_plugins::{
-    DecidedRequest, Decision, EnrolledBy, SettingSource, SkipReason, considered, missing_sub_plugin, pod_skip_reason,
+    ConsideredRule, DecidedRequest, Decision, EnrolledBy, SettingSource, SkipReason, considered, missing_sub_plugin,
+    pod_skip_reason,
 };
 use serde::Serialize;
 use std::collections::HashSet;
@@ -48,7 +48,7 @@ pub struct Explanation {
     /// Whether and why the pod is redirected, in one line.
     pub decision: String,
     /// The evaluated conditions, up to the one that decided.
-    pub considered: Vec<ExplainedRule>,
+    pub considered: Vec<ConsideredRule>,
     /// The proxy; `None` if the pod is not redirected.
     pub proxy: Option<Proxy>,
     /// Every setting of the redirection; empty if the pod is not redirected.
@@ -71,17 +71,6 @@ pub struct Explanation {
     /// Whether the text contains everything: all conditions, settings and requests, and long lists.
     #[serde(skip)]
     pub all: bool,
-}
-
-/// A condition of the decision.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ExplainedRule {
-    /// The condition.
-    pub wanted: String,
-    /// The facts that decide the condition.
-    pub found: String,
-    /// Whether the condition is met; the first one that is not decides.
-    pub holds: bool,
 }
 
 /// A request of the pod or its namespace for an exclusion.
@@ -250,7 +239,7 @@ fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> 
     let networks = subject.networks.iter().flat_map(|preview| preview.warnings.iter().cloned());
     let evaluations = evaluations.iter().flat_map(Evaluation::notes).filter(|note| missing_sub_plugin(note).is_none());
     let pod = &subject.facts.pod;
-    let by_ambient = ambient::notes(&subject.facts, policy);
+    let by_ambient = ambient_notes(&subject.facts, policy);
     let by_ambient = by_ambient.into_iter().chain(usual_annotations(policy, pod));
     let on_node = (!policy.containers.is_empty()).then(|| NEEDED_ON_NODE.to_owned());
     let all = subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).chain(on_node);
@@ -283,11 +272,11 @@ impl Proxy {
 }
 
 /// Returns the evaluated conditions, up to the one that decided.
-fn conditions(subject: &Subject, evaluation: &Evaluation<'_>) -> Vec<ExplainedRule> {
+fn conditions(subject: &Subject, evaluation: &Evaluation<'_>) -> Vec<ConsideredRule> {
     let namespace = &subject.facts.pod.namespace;
     let found = |_: &_| format!("namespace {namespace} is not excluded");
-    let applies = ExplainedRule {
-        wanted: "the configuration applies to the pod".to_owned(),
+    let applies = ConsideredRule {
+        wanted: "the configuration applies to the pod",
         found: evaluation.result.as_ref().map_or_else(Clone::clone, found),
         holds: evaluation.result.is_ok(),
     };
@@ -303,18 +292,16 @@ fn chain_conditions(
     evaluation: &Evaluation<'_>,
     decision: &Decision,
     sources: &[(&'static str, SettingSource)],
-) -> Vec<ExplainedRule> {
+) -> Vec<ConsideredRule> {
     let chain = &evaluation.conf.chain;
     let has_redirect = has_redirect(chain);
     let types: Vec<&str> = chain.iter().filter_map(|block| block.keys.get("type")?.as_str()).collect();
-    let in_chain = ExplainedRule {
-        wanted: "the sub-plugin chain contains istio-redirect".to_owned(),
+    let in_chain = ConsideredRule {
+        wanted: "the sub-plugin chain contains istio-redirect",
         found: if types.is_empty() { "the chain is empty".to_owned() } else { types.join(", ") },
         holds: has_redirect,
     };
-    let pod = considered(&subject.facts.pod);
-    let pod =
-        pod.into_iter().map(|rule| ExplainedRule { wanted: rule.wanted.into(), found: rule.found, holds: rule.holds });
+    let pod = considered(&subject.facts.pod).into_iter();
     match decision {
         Decision::LeaveAlone(SkipReason::NotInChain) => vec![in_chain],
         Decision::LeaveAlone(SkipReason::Ambient(enrolled_by)) => ambient_conditions(*enrolled_by),
@@ -322,7 +309,7 @@ fn chain_conditions(
             let source = sources.iter().find(|(key, _)| *key == "inbound_interception_mode");
             let source = source.map_or_else(|| "pod".to_owned(), |(_, source)| source.to_string());
             let found = format!("the interception mode is NONE ({source})");
-            let mode = ExplainedRule { wanted: "interception is enabled".to_owned(), found, holds: false };
+            let mode = ConsideredRule { wanted: "interception is enabled", found, holds: false };
             [in_chain].into_iter().chain(pod).chain([mode]).collect()
         }
         _ if has_redirect => [in_chain].into_iter().chain(pod).collect(),
@@ -331,8 +318,8 @@ fn chain_conditions(
 }
 
 /// Returns the conditions of the decision: the last one, which does not hold, decides that istio-cni redirects the pod.
-fn ambient_conditions(enrolled_by: EnrolledBy) -> Vec<ExplainedRule> {
-    let rule = |wanted: &str, found: String, holds| ExplainedRule { wanted: wanted.to_owned(), found, holds };
+fn ambient_conditions(enrolled_by: EnrolledBy) -> Vec<ConsideredRule> {
+    let rule = |wanted, found, holds| ConsideredRule { wanted, found, holds };
     vec![
         rule("the pod has its own network", "hostNetwork is false".to_owned(), true),
         rule("the pod is not in the ambient mesh", enrolled_by.to_string(), false),
@@ -389,9 +376,9 @@ impl TextReport for Explanation {
         screen.section(title, self.settings.iter().filter(|one| self.all || one.differs()).map(setting));
         let is_shown = |request: &&ExplainedRequest| self.all || !request.allowed;
         screen.section("Requests", self.requests.iter().filter(is_shown).map(ExplainedRequest::row));
-        let rule = |rule: &ExplainedRule| {
+        let rule = |rule: &ConsideredRule| {
             let (word, tone) = if rule.holds { ("yes", Tone::Good) } else { ("no", Tone::Bad) };
-            vec![Cell::of(word).tone(tone), Cell::of(&rule.wanted), Cell::of(&rule.found).tone(Tone::Faint)]
+            vec![Cell::of(word).tone(tone), Cell::of(rule.wanted), Cell::of(&rule.found).tone(Tone::Faint)]
         };
         screen.section("Why", self.considered.iter().filter(|_| self.all).map(rule));
         screen.section("Notes", self.notes.iter().map(|note| vec![Cell::of(note)]));

@@ -3,10 +3,9 @@
 
 use super::evaluation::Evaluation;
 use super::exclusions::ExcludedTraffic;
-use crate::cni::Block;
 use crate::inspect::terminal::joined;
 use crate::policy::{Groups, Policy, Ports, Ranges, Redirect};
-use crate::sub_plugins::{SettingSource, SubPlugin, setting_values};
+use crate::sub_plugins::{SettingSource, guards, setting_values};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -76,8 +75,7 @@ impl ExplainedGuard {
     /// Returns the guard of a pod; `None` if it has none.
     pub(super) fn of(policy: &Policy, evaluations: &[Evaluation<'_>]) -> Option<Self> {
         policy.guard.as_ref()?;
-        let is_guard = |block: &&Block| SubPlugin::of(block) == Some(SubPlugin::MeshGuard);
-        let blocks = evaluations.iter().flat_map(|one| &one.conf.chain).filter(is_guard);
+        let blocks = evaluations.iter().flat_map(|one| guards(&one.conf.chain));
         Some(Self { unexplained: "rejected", sources: blocks.map(|block| block.path.clone()).collect() })
     }
 
@@ -93,78 +91,63 @@ fn plain(value: &Value) -> String {
 
 /// Returns the traffic that `redirect` does not capture, with the sources in `settings`.
 pub(super) fn uncaptured(redirect: &Redirect, settings: &[Setting]) -> Vec<ExcludedTraffic> {
+    const ANYWHERE: &str = "anywhere";
     let default = Redirect::default();
-    let sources = |keys: &[&str]| {
-        let of_keys = settings.iter().filter(|setting| keys.contains(&setting.key) && !setting.is_default());
-        of_keys.flat_map(|setting| setting.sources.clone()).collect::<Vec<_>>()
-    };
-    let tcp = |direction, key: &str, to: String| ExcludedTraffic {
-        direction,
-        who: if direction == "inbound" { "every client" } else { "every process" }.to_owned(),
-        protocol: "tcp".to_owned(),
-        ports: Vec::new(),
-        to,
-        sources: sources(&[key]),
-        note: None,
-    };
     let mut all = Vec::new();
-    if redirect.outbound_ports_exclude != default.outbound_ports_exclude
-        && let Some(ports) = excluded_ports(&redirect.outbound_ports_exclude)
-    {
-        let of_ports = tcp("outbound", "outbound_ports_exclude", "anywhere".to_owned());
-        all.push(ExcludedTraffic { protocol: "tcp and udp".to_owned(), ports, ..of_ports });
+    let mut add = |direction, who: &str, protocol: &str, ports: Vec<String>, to: String, keys: &[&str]| {
+        let of_keys = settings.iter().filter(|setting| keys.contains(&setting.key) && !setting.is_default());
+        let sources = of_keys.flat_map(|setting| setting.sources.clone()).collect();
+        let (who, protocol) = (who.to_owned(), protocol.to_owned());
+        all.push(ExcludedTraffic { direction, who, protocol, ports, to, sources, note: None });
+    };
+    let (process, client, none) = ("every process", "every client", Vec::new);
+    match excluded_ports(&redirect.outbound_ports_exclude) {
+        Some(ports) if redirect.outbound_ports_exclude != default.outbound_ports_exclude => {
+            add("outbound", process, "tcp and udp", ports, ANYWHERE.to_owned(), &["outbound_ports_exclude"]);
+        }
+        _ => {}
     }
-    match &redirect.outbound_ip_ranges_exclude {
-        Ranges::List(nets) if nets.is_empty() => {}
-        Ranges::List(nets) => all.push(tcp("outbound", "outbound_ip_ranges_exclude", joined(nets))),
-        Ranges::All => all.push(tcp("outbound", "outbound_ip_ranges_exclude", "anywhere".to_owned())),
+    let to = match &redirect.outbound_ip_ranges_exclude {
+        Ranges::List(nets) => joined(nets),
+        Ranges::All => ANYWHERE.to_owned(),
+    };
+    if !to.is_empty() {
+        add("outbound", process, "tcp", none(), to, &["outbound_ip_ranges_exclude"]);
     }
     if let (Ranges::List(nets), Ports::List(ports)) =
         (&redirect.outbound_ip_ranges_include, &redirect.outbound_ports_include)
     {
         let ports = if ports.is_empty() { String::new() } else { format!("port {}", joined(ports)) };
-        let captured = [joined(nets), ports].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>();
-        let to =
-            if captured.is_empty() { "anywhere".to_owned() } else { format!("other than {}", captured.join(", ")) };
-        let included = tcp("outbound", "outbound_ip_ranges_include", to);
-        let sources = sources(&["outbound_ip_ranges_include", "outbound_ports_include"]);
-        all.push(ExcludedTraffic { sources, ..included });
+        let captured = joined([joined(nets), ports].into_iter().filter(|part| !part.is_empty()));
+        let to = if captured.is_empty() { ANYWHERE.to_owned() } else { format!("other than {captured}") };
+        let keys = ["outbound_ip_ranges_include", "outbound_ports_include"];
+        add("outbound", process, "tcp", none(), to, &keys);
     }
-    let everything = |who: String, key: &str| {
-        let protocol = "everything".to_owned();
-        ExcludedTraffic { who, protocol, ..tcp("outbound", key, "anywhere".to_owned()) }
-    };
-    all.extend(
-        redirect.owner_groups_exclude.iter().map(|gid| everything(format!("gid {gid}"), "owner_groups_exclude")),
-    );
+    for gid in &redirect.owner_groups_exclude {
+        let who = format!("gid {gid}");
+        add("outbound", &who, "everything", none(), ANYWHERE.to_owned(), &["owner_groups_exclude"]);
+    }
     if let Groups::List(gids) = &redirect.owner_groups_include {
-        let who = match gids.is_empty() {
-            true => "every process".to_owned(),
-            false => format!("every gid other than {}", joined(gids)),
-        };
-        all.push(ExcludedTraffic {
-            sources: sources(&["owner_groups_include", "owner_groups_exclude"]),
-            ..everything(who, "owner_groups_include")
-        });
+        let others = || format!("every gid other than {}", joined(gids));
+        let who = if gids.is_empty() { process.to_owned() } else { others() };
+        let keys = ["owner_groups_include", "owner_groups_exclude"];
+        add("outbound", &who, "everything", none(), ANYWHERE.to_owned(), &keys);
     }
     match (&redirect.inbound_ports_include, excluded_ports(&redirect.inbound_ports_exclude)) {
         (Ports::All, Some(ports)) if redirect.inbound_ports_exclude != default.inbound_ports_exclude => {
-            let of_ports = tcp("inbound", "inbound_ports_exclude", "the pod".to_owned());
-            all.push(ExcludedTraffic { ports, ..of_ports });
+            add("inbound", client, "tcp", ports, "the pod".to_owned(), &["inbound_ports_exclude"]);
         }
         (Ports::All, _) => {}
         (Ports::List(ports), _) => {
             let except =
                 if ports.is_empty() { String::new() } else { format!(" at ports other than {}", joined(ports)) };
-            all.push(tcp("inbound", "inbound_ports_include", format!("the pod{except}")));
+            add("inbound", client, "tcp", none(), format!("the pod{except}"), &["inbound_ports_include"]);
         }
     }
     if !redirect.exclude_interfaces.is_empty() {
-        let through = format!("anywhere through {}", redirect.exclude_interfaces.join(", "));
-        let sources = sources(&["exclude_interfaces", "capture_secondary_networks"]);
-        let who = "every process and client".to_owned();
-        let both = everything(who, "exclude_interfaces");
-        all.push(ExcludedTraffic { direction: "both", to: through, sources, ..both });
+        let to = format!("anywhere through {}", redirect.exclude_interfaces.join(", "));
+        let keys = ["exclude_interfaces", "capture_secondary_networks"];
+        add("both", "every process and client", "everything", none(), to, &keys);
     }
     all
 }

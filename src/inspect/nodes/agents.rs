@@ -41,16 +41,11 @@ impl AgentPod {
         }
         let container = items(&spec["containers"]).find(|container| container["name"] == CONTAINER)?;
         let state = items(&status["containerStatuses"]).find(|container| container["name"] == CONTAINER);
-        let state = state.map(|container| &container["state"]);
-        let is_deleted = metadata["deletionTimestamp"].is_string();
-        let stopped = match state {
-            _ if is_deleted => Some("the pod is being deleted".to_owned()),
-            Some(state) if state["running"].is_object() => None,
-            Some(state) => {
-                let reason = ["waiting", "terminated"].iter().find_map(|kind| state[*kind]["reason"].as_str());
-                Some(reason.map_or_else(|| "not started".to_owned(), str::to_owned))
-            }
-            None => Some("not started".to_owned()),
+        let state = &state.unwrap_or(&Value::Null)["state"];
+        let reason = || ["waiting", "terminated"].iter().find_map(|kind| state[*kind]["reason"].as_str());
+        let stopped = match metadata["deletionTimestamp"].is_string() {
+            true => Some("the pod is being deleted"),
+            false => (!state["running"].is_object()).then(|| reason().unwrap_or("not started")),
         };
         let is_ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
         let added = &container["securityContext"]["capabilities"]["add"];
@@ -58,7 +53,7 @@ impl AgentPod {
             object: object(metadata)?,
             node: spec["nodeName"].as_str()?.to_owned(),
             release: metadata["labels"][RELEASE].as_str()?.to_owned(),
-            stopped,
+            stopped: stopped.map(str::to_owned),
             ready: items(&status["conditions"]).any(is_ready),
             enters_pods: items(added).any(|name| name == ENTERS_PODS),
         })

@@ -1,10 +1,15 @@
 //! `kubectl detour check`: the node checks of the doctor on all nodes.
 
-use super::needless_exclusions::{self, NeedlessExclusion};
-use super::{MAX_ITEMS, parse, short};
-use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
+use super::{AgentOutput, AgentPod};
+use crate::cluster::agent::PoliciesReport;
+use crate::inspect::doctor::{CheckOutcome, Checklist, ReportLine};
+use crate::inspect::needless_exclusions::{self, NeedlessExclusion};
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, joined};
 use crate::plugin::FormatCounts;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::fmt;
 
 /// The report about all nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -31,15 +36,15 @@ pub struct NodeCheck {
     /// The agent's release.
     pub release: Option<String>,
     /// The agent's version, if known.
-    pub version: Option<String>,
+    pub version: Option<Cow<'static, str>>,
     /// Whether the node has a problem.
     pub result: NodeResult,
     /// Why the node could not be checked or was skipped, or what is wrong with its agent.
     pub reason: Option<String>,
     /// The checks that failed.
-    pub failed: Vec<FailedCheck>,
-    /// The checks with a warning, in the same form.
-    pub warnings: Vec<FailedCheck>,
+    pub failed: Vec<ReportLine>,
+    /// The checks with a warning.
+    pub warnings: Vec<ReportLine>,
     /// The policies of the node's running pods; `None` if the agent does not report them.
     pub policies: Option<PolicyCounts>,
     /// The node's redirected pods by rule format; `None` if the agent does not report them.
@@ -49,9 +54,8 @@ pub struct NodeCheck {
     pub needless_exclusions: Option<Vec<NeedlessExclusion>>,
 }
 
-/// How many pods have the current policy (`PoliciesReport` of the agent).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+/// How many pods have the current policy ([`PoliciesReport`]).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct PolicyCounts {
     /// The rules are those of the pod's policy.
     pub current: u32,
@@ -66,6 +70,11 @@ pub struct PolicyCounts {
 }
 
 impl PolicyCounts {
+    pub(in crate::inspect) const fn of(report: &PoliciesReport) -> Self {
+        let PoliciesReport { current, rejected, failed, none, outside, .. } = *report;
+        Self { current, rejected, failed, none, outside }
+    }
+
     const fn plus(self, other: Self) -> Self {
         Self {
             current: self.current.saturating_add(other.current),
@@ -74,6 +83,19 @@ impl PolicyCounts {
             none: self.none.saturating_add(other.none),
             outside: self.outside.saturating_add(other.outside),
         }
+    }
+
+    /// Returns the number of pods whose rules are not known to be right.
+    pub(in crate::inspect) const fn lost(self) -> u32 {
+        self.failed.saturating_add(self.none).saturating_add(self.outside)
+    }
+}
+
+impl fmt::Display for PolicyCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { current, rejected, failed, none, outside } = self;
+        write!(f, "{current} current, {rejected} with rejected requests, {failed} failed, {none} without rules")?;
+        if *outside > 0 { write!(f, ", {outside} outside of the ambient mesh") } else { Ok(()) }
     }
 }
 
@@ -90,72 +112,31 @@ pub enum NodeResult {
     Unhealthy,
 }
 
-/// A failed check of the doctor.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FailedCheck {
-    /// The name of the check.
-    #[serde(deserialize_with = "short")]
-    pub id: String,
-    /// The condition that is not met.
-    #[serde(deserialize_with = "short")]
-    pub checked: String,
-    /// What was found.
-    #[serde(deserialize_with = "short")]
-    pub found: String,
-    /// The next step.
-    #[serde(default, deserialize_with = "short")]
-    pub next: String,
-}
-
-/// The fields of a doctor's report that are used (`doctor::Checklist`).
-#[derive(Deserialize)]
-struct Report {
-    #[serde(deserialize_with = "short")]
-    version: String,
-    healthy: bool,
-    #[serde(default)]
-    policies: Option<PolicyCounts>,
-    #[serde(default)]
-    rule_formats: Option<FormatCounts>,
-    #[serde(default)]
-    needless_exclusions: Option<Vec<NeedlessExclusion>>,
-    checks: Vec<Check>,
-}
-
-#[derive(Deserialize)]
-struct Check {
-    outcome: String,
-    #[serde(flatten)]
-    check: FailedCheck,
-}
-
 impl NodesCheck {
     /// Returns the report about these nodes.
     #[must_use]
     pub fn of(mut nodes: Vec<NodeCheck>) -> Self {
         nodes.sort_by(|a, b| (&a.node, &a.release, &a.agent).cmp(&(&b.node, &b.release, &b.agent)));
-        let policies = nodes.iter().filter_map(|node| node.policies).reduce(PolicyCounts::plus);
         // Two agents of a node count the same pods.
-        let mut of_nodes: Vec<(&str, FormatCounts)> =
-            nodes.iter().filter_map(|node| Some((node.node.as_str(), node.rule_formats?))).collect();
-        of_nodes.dedup_by_key(|(node, _)| *node);
-        let rule_formats = of_nodes.into_iter().map(|(_, counts)| counts).reduce(FormatCounts::plus);
-        let mut of_nodes: Vec<(&str, &[NeedlessExclusion])> =
-            nodes.iter().filter_map(|node| Some((node.node.as_str(), node.needless_exclusions.as_deref()?))).collect();
-        of_nodes.dedup_by_key(|(node, _)| *node);
-        let needless_exclusions = (!of_nodes.is_empty())
-            .then(|| needless_exclusions::merged(of_nodes.iter().flat_map(|(_, list)| list.iter().cloned())));
-        let healthy = nodes.iter().all(|node| node.result != NodeResult::Unhealthy);
-        Self { healthy, policies, rule_formats, needless_exclusions, nodes }
+        let once = || nodes.chunk_by(|a, b| a.node == b.node);
+        let rule_formats = once().filter_map(|agents| agents.iter().find_map(|one| one.rule_formats));
+        let needless: Vec<_> =
+            once().filter_map(|agents| agents.iter().find_map(|one| one.needless_exclusions.clone())).collect();
+        Self {
+            healthy: nodes.iter().all(|node| node.result != NodeResult::Unhealthy),
+            policies: nodes.iter().filter_map(|node| node.policies).reduce(PolicyCounts::plus),
+            rule_formats: rule_formats.reduce(FormatCounts::plus),
+            needless_exclusions: (!needless.is_empty())
+                .then(|| needless_exclusions::merged(needless.into_iter().flatten())),
+            nodes,
+        }
     }
 
     /// Returns the names of the nodes with problems.
     #[must_use]
-    pub fn unhealthy(&self) -> Vec<&str> {
+    pub fn unhealthy(&self) -> BTreeSet<&str> {
         let unhealthy = self.nodes.iter().filter(|node| node.result == NodeResult::Unhealthy);
-        let mut names: Vec<&str> = unhealthy.map(|node| node.node.as_str()).collect();
-        names.dedup();
-        names
+        unhealthy.map(|node| node.node.as_str()).collect()
     }
 }
 
@@ -173,46 +154,29 @@ impl NodeCheck {
 
     /// Returns the result of an agent from the output of `detour doctor -o json`, or from the reason why it is missing.
     #[must_use]
-    pub fn of_agent(
-        node: &str,
-        agent: String,
-        release: &str,
-        ready: bool,
-        output: Result<(&[u8], &[u8]), String>,
-    ) -> Self {
-        let report = output.and_then(|(stdout, stderr)| parse::<Report>(stdout, stderr));
-        let not_ready = (!ready).then(|| "the agent is not ready".to_owned());
+    pub fn of_agent(agent: &AgentPod, output: Result<&AgentOutput, String>) -> Self {
         let own = Self {
-            agent: Some(agent),
-            release: Some(release.to_owned()),
-            ..Self::without_agent(node, false, String::new())
+            agent: Some(agent.object.to_string()),
+            release: Some(agent.release.clone()),
+            ..Self::without_agent(&agent.node, false, String::new())
         };
-        match report {
-            Err(why) => Self { reason: Some(why), ..own },
-            Ok(Report { version, healthy, policies, rule_formats, needless_exclusions, checks }) => {
-                let (mut failed, mut warnings) = (Vec::new(), Vec::new());
-                for Check { outcome, check } in checks.into_iter().take(MAX_ITEMS) {
-                    match outcome.as_str() {
-                        "fail" => failed.push(check),
-                        "warn" => warnings.push(check),
-                        _ => {}
-                    }
-                }
-                let is_healthy = healthy && ready && failed.is_empty();
-                let result = if is_healthy { NodeResult::Healthy } else { NodeResult::Unhealthy };
-                Self {
-                    version: Some(version),
-                    result,
-                    reason: not_ready,
-                    failed,
-                    warnings,
-                    policies,
-                    rule_formats,
-                    needless_exclusions: needless_exclusions
-                        .map(|all| all.into_iter().take(MAX_ITEMS).map(NeedlessExclusion::limited).collect()),
-                    ..own
-                }
-            }
+        let list: Checklist = match output.and_then(AgentOutput::report) {
+            Ok(list) => list,
+            Err(why) => return Self { reason: Some(why), ..own },
+        };
+        let with = |outcome| list.with(outcome).cloned().collect::<Vec<_>>();
+        let (failed, warnings) = (with(CheckOutcome::Fail), with(CheckOutcome::Warn));
+        let is_healthy = list.healthy && agent.ready && failed.is_empty();
+        Self {
+            version: Some(list.version),
+            result: if is_healthy { NodeResult::Healthy } else { NodeResult::Unhealthy },
+            reason: (!agent.ready).then(|| "the agent is not ready".to_owned()),
+            failed,
+            warnings,
+            policies: list.policies.as_ref().map(PolicyCounts::of),
+            rule_formats: list.rule_formats,
+            needless_exclusions: list.needless_exclusions,
+            ..own
         }
     }
 
@@ -222,10 +186,10 @@ impl NodeCheck {
             NodeResult::Unhealthy => ("UNHEALTHY", Tone::Bad),
             NodeResult::Skipped => ("skipped", Tone::Faint),
         };
-        let named = |title: &str, checks: &[FailedCheck]| {
-            let mut ids: Vec<&str> = checks.iter().map(|check| check.id.as_str()).collect();
+        let named = |title: &str, checks: &[ReportLine]| {
+            let mut ids: Vec<&str> = checks.iter().map(|check| &*check.id).collect();
             ids.dedup();
-            (!ids.is_empty()).then(|| format!("{title}: {}", ids.join(", ")))
+            (!ids.is_empty()).then(|| format!("{title}: {}", joined(ids)))
         };
         let checks = [named("failed", &self.failed), named("warnings", &self.warnings)];
         let what: Vec<String> = self.reason.iter().cloned().chain(checks.into_iter().flatten()).collect();
@@ -248,14 +212,9 @@ impl TextReport for NodesCheck {
         let text = format!("{healthy} healthy, {unhealthy} unhealthy, {} skipped", count(NodeResult::Skipped));
         let tone = if self.healthy { Tone::Good } else { Tone::Bad };
         screen.line(&[Cell::of("Nodes:"), Cell::of(text).tone(tone)]);
-        if let Some(PolicyCounts { current, rejected, failed, none, outside }) = self.policies {
-            let mut text =
-                format!("{current} current, {rejected} with rejected requests, {failed} failed, {none} without rules");
-            if outside > 0 {
-                text += &format!(", {outside} outside of the ambient mesh");
-            }
-            let tone = if failed.saturating_add(none).saturating_add(outside) > 0 { Tone::Bad } else { Tone::Plain };
-            screen.line(&[Cell::of("Policies of running pods:"), Cell::of(text).tone(tone)]);
+        if let Some(counts) = self.policies {
+            let tone = if counts.lost() > 0 { Tone::Bad } else { Tone::Plain };
+            screen.line(&[Cell::of("Policies of running pods:"), Cell::of(counts.to_string()).tone(tone)]);
         }
         if let Some(FormatCounts { iptables, nftables }) = self.rule_formats {
             let text = format!("{iptables} iptables, {nftables} nftables");
@@ -266,15 +225,7 @@ impl TextReport for NodesCheck {
         screen.section("Exclusions that are no longer needed, because istio-proxy is a native sidecar", needless);
         for node in self.nodes.iter().filter(|node| !node.failed.is_empty() || !node.warnings.is_empty()) {
             screen.heading(&format!("Node {}, agent {}", node.node, node.agent.as_deref().unwrap_or("-")));
-            let failed = node.failed.iter().map(|check| ("  FAIL", Tone::Bad, check));
-            let warnings = node.warnings.iter().map(|check| ("  warn", Tone::Notable, check));
-            for (sign, tone, FailedCheck { id, checked, found, next }) in failed.chain(warnings) {
-                screen.line(&[Cell::of(sign).tone(tone), Cell::of(id).tone(Tone::Strong), Cell::of(checked)]);
-                screen.line(&[Cell::of(format!("       {found}"))]);
-                if !next.is_empty() {
-                    screen.text(format!("       → {next}"), Tone::Faint);
-                }
-            }
+            node.failed.iter().chain(&node.warnings).for_each(|line| line.write(screen));
         }
     }
 }
@@ -282,6 +233,7 @@ impl TextReport for NodesCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::ObjectRef;
     use crate::inspect::{Format, render};
 
     const REPORT: &str = r#"{"pod": null, "node": "other", "platform": "kubernetes", "version": "0.2.0", "healthy": false, "checks": [
@@ -296,8 +248,12 @@ mod tests {
         {"id": "pod-policy", "checked": "c", "outcome": "warn", "found": "x/z: older", "next": "d"}]}"#;
 
     fn agent(ready: bool, output: Result<&str, &str>) -> NodeCheck {
-        let output = output.map(|stdout| (stdout.as_bytes(), &b"detour: x"[..])).map_err(str::to_owned);
-        NodeCheck::of_agent("n1", "kube-system/a".to_owned(), "detour", ready, output)
+        let object = ObjectRef { namespace: "kube-system".into(), name: "a".into() };
+        let (node, release) = ("n1".to_owned(), "detour".to_owned());
+        let agent = AgentPod { object, node, release, stopped: None, ready, enters_pods: true };
+        let stderr = "detour: x".to_owned();
+        let output = output.map(|stdout| AgentOutput { stdout: stdout.into(), stderr, code: 0 });
+        NodeCheck::of_agent(&agent, output.as_ref().map_err(|why| (*why).to_owned()))
     }
 
     #[test]
@@ -307,7 +263,7 @@ mod tests {
         assert_eq!((ok.result, ok.reason), (NodeResult::Healthy, None));
         assert_eq!(agent(false, Ok(healthy)).reason.as_deref(), Some("the agent is not ready"));
         let failed = agent(true, Ok(REPORT));
-        assert_eq!(failed.failed.iter().map(|check| check.id.as_str()).collect::<Vec<_>>(), ["token-valid"]);
+        assert_eq!(failed.failed.iter().map(|check| &*check.id).collect::<Vec<_>>(), ["token-valid"]);
         // A node can't hide a failed check.
         assert_eq!(
             agent(true, Ok(&REPORT.replace("\"healthy\": false", "\"healthy\": true"))).result,
@@ -324,10 +280,10 @@ mod tests {
         let missing = NodeCheck::without_agent("n2", false, "no agent".to_owned());
         let skipped = NodeCheck::without_agent("n3", true, "windows".to_owned());
         let report = NodesCheck::of(vec![skipped, missing, agent(true, Ok(healthy)), failed]);
-        assert_eq!((report.healthy, report.unhealthy()), (false, vec!["n1", "n2"]));
+        assert_eq!((report.healthy, report.unhealthy()), (false, BTreeSet::from(["n1", "n2"])));
         let text = render(&report, Format::Table, Screen::plain()).expect("text");
         assert!(text.as_str().starts_with("Nodes: 0 healthy, 2 unhealthy, 1 skipped\n"), "{text}");
-        assert!(text.as_str().contains("       d\\u{1b}[2J\n       → e\n"), "{text}");
+        assert!(text.as_str().contains("  FAIL token-valid (c)\n        d\\u{1b}[2J\n        next: e\n"), "{text}");
     }
 
     #[test]
@@ -353,6 +309,6 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("warnings: policies, pod-policy\n"), "{text}");
-        assert!(text.contains("  warn pod-policy c\n       x/y: older\\u{1b}[2J\n       → d\n"), "{text}");
+        assert!(text.contains("  warn pod-policy (c)\n        x/y: older\\u{1b}[2J\n        next: d\n"), "{text}");
     }
 }

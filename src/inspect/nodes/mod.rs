@@ -1,62 +1,59 @@
-//! Reports about all nodes, merged from the reports of their agents. An agent's output is input of another machine: it
-//! is parsed into these types, and limited.
-//! Also hints to run detour on a pod's node.
-
-use crate::pod::Pod;
-pub use agents::{AgentDaemonSet, AgentPod, NodeLabels, pods_with_running_sidecar};
-pub use audit::{NodesAudit, PodOfNode};
-pub use check::{FailedCheck, NodeCheck, NodeResult, NodesCheck, PolicyCounts};
-pub use needless_exclusions::NeedlessExclusion;
-pub(super) use needless_exclusions::merged;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+//! Reports about all nodes, merged from the reports of their agents. Also hints to run detour on a pod's node.
 
 mod agents;
-mod audit;
 mod check;
-mod needless_exclusions;
+
+pub use agents::{AgentDaemonSet, AgentPod, NodeLabels, pods_with_running_sidecar};
+pub use check::{NodeCheck, NodeResult, NodesCheck, PolicyCounts};
+
+use super::audit::{AuditReport, AuditedPod};
+use super::terminal::{Cell, Screen, TextReport, Tone};
+use crate::pod::Pod;
+use crate::printable;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
 
 /// The start of an output that is not a report, in a message.
 const MAX_SHOWN: usize = 300;
-/// The limit for each text of an agent's report, in bytes.
-const MAX_TEXT: usize = 4 << 10;
-/// The limit for each list of an agent's report: a node has at most 256 pods by default (kubelet, `maxPods`: 110).
-const MAX_ITEMS: usize = 2000;
 
-/// What a command prints in place of its report.
-#[derive(Deserialize)]
-struct FailedCommand {
-    #[serde(deserialize_with = "short")]
-    error: String,
+/// What a command in an agent's container printed, and its exit code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentOutput {
+    /// Its stdout.
+    pub stdout: Vec<u8>,
+    /// Its stderr.
+    pub stderr: String,
+    /// Its exit code.
+    pub code: u8,
 }
 
-/// Parses an agent's report.
-fn parse<T: DeserializeOwned>(stdout: &[u8], stderr: &[u8]) -> Result<T, String> {
-    serde_json::from_slice(stdout).map_err(|error| {
-        if let Ok(FailedCommand { error }) = serde_json::from_slice(stdout) {
-            return error;
+impl AgentOutput {
+    /// Parses a report. It is input of another machine.
+    fn report<T: DeserializeOwned>(&self) -> Result<T, String> {
+        /// What a command prints in place of its report.
+        #[derive(Deserialize)]
+        struct Failed {
+            error: String,
         }
-        let text = [stderr, stdout].map(String::from_utf8_lossy).concat();
-        let shown = crate::printable::cut(text.trim(), MAX_SHOWN).into_owned();
-        format!("expected a report, got {shown:?} ({error})")
-    })
-}
-
-/// Deserializes a text, cut at [`MAX_TEXT`].
-fn short<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    let text: Option<String> = Option::deserialize(deserializer)?;
-    Ok(crate::printable::cut(&text.unwrap_or_default(), MAX_TEXT).into_owned())
+        let Self { stdout, stderr, .. } = self;
+        serde_json::from_slice(stdout).map_err(|error| match serde_json::from_slice(stdout) {
+            Ok(Failed { error }) => error,
+            Err(_) => {
+                let text = format!("{stderr}{}", String::from_utf8_lossy(stdout));
+                format!("expected a report, got {:?} ({error})", printable::cut(text.trim(), MAX_SHOWN))
+            }
+        })
+    }
 }
 
 /// The namespace of the agent in the project's manifests.
-pub(super) const AGENT_NAMESPACE: &str = "kube-system";
+const AGENT_NAMESPACE: &str = "kube-system";
 
 /// Returns a hint with the commands that run detour with `arguments` on the pod's node: in the agent's pod, and on the
-/// node itself.
-///
-/// `agent_namespace` is the namespace of the agent's pods, and `agent` the name of the one on that node, if known.
+/// node itself. `agent_namespace` is the namespace of the agent's pods.
 #[must_use]
-pub fn node_hint(pod: &Pod, agent_namespace: Option<&str>, agent: Option<&str>, arguments: &str) -> String {
+pub fn node_hint(pod: &Pod, agent_namespace: Option<&str>, arguments: &str) -> String {
     let Some(node) = &pod.node_name else {
         return "the pod is not scheduled to a node (spec.nodeName)".to_owned();
     };
@@ -65,31 +62,190 @@ pub fn node_hint(pod: &Pod, agent_namespace: Option<&str>, agent: Option<&str>, 
         "kubectl get pods -n {agent_namespace} -l app.kubernetes.io/part-of=detour,app.kubernetes.io/component=agent \
          --field-selector spec.nodeName={node} -o name | head -n 1"
     );
-    let agent = agent.map_or_else(|| format!("\"$({agents})\""), str::to_owned);
     format!(
         "the pod is on node {node}; run there:\n  \
-         kubectl exec -n {agent_namespace} {agent} -- /detour {arguments} --root /host\n\
+         kubectl exec -n {agent_namespace} \"$({agents})\" -- /detour {arguments} --root /host\n\
          or, with DIR being the plugin's directory on the node (/var/lib/cni/bin on OpenShift):\n  \
          oc debug node/{node} -- chroot /host DIR/detour {arguments}"
     )
 }
 
+/// The report about the pods of all nodes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct NodesAudit {
+    /// The number of pods that were checked.
+    pub checked: usize,
+    /// The pods that bypass the mesh, in whole or in part, by bytes.
+    pub pods: Vec<PodOfNode>,
+    /// The nodes that could not be audited, with the reason.
+    pub errors: Vec<NodeError>,
+}
+
+/// A node that could not be audited.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NodeError {
+    /// The name of the node.
+    pub node: String,
+    /// The reason.
+    pub error: String,
+}
+
+/// A pod that bypasses the mesh.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PodOfNode {
+    /// The name of its node.
+    pub node: String,
+    /// The report of the node's agent about it.
+    #[serde(flatten)]
+    pub pod: AuditedPod,
+}
+
+impl NodesAudit {
+    /// Adds the output of `detour audit -o json` of an agent on a node, limited to the pods of `namespace` if that is
+    /// set.
+    pub fn add(&mut self, node: &str, namespace: Option<&str>, output: Result<&AgentOutput, String>) {
+        match output.and_then(AgentOutput::report) {
+            Ok(AuditReport { pods, checked, .. }) => {
+                self.checked = self.checked.saturating_add(checked);
+                let is_wanted = |pod: &AuditedPod| namespace.is_none_or(|namespace| pod.namespace == namespace);
+                let listed = pods.into_iter().filter(|pod| is_wanted(pod) && pod.is_listed());
+                self.pods.extend(listed.map(|pod| PodOfNode { node: node.to_owned(), pod }));
+            }
+            Err(error) => self.errors.push(NodeError { node: node.to_owned(), error }),
+        }
+    }
+
+    /// Sorts the pods: those that are not redirected, those with a bypass by another program, the others; each by
+    /// bytes.
+    #[must_use]
+    pub fn sorted(mut self) -> Self {
+        self.pods.sort_by_cached_key(|PodOfNode { node, pod }| {
+            let bytes = pod.bypasses.iter().filter_map(|bypass| bypass.bytes).fold(0, u64::saturating_add);
+            (
+                pod.redirected,
+                !pod.has_bypass_by_other_program(),
+                Reverse(bytes),
+                pod.namespace.clone(),
+                pod.pod.clone(),
+                node.clone(),
+            )
+        });
+        self
+    }
+
+    /// Returns whether all nodes were audited, and all pods are clean.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.errors.is_empty() && self.pods.iter().all(|one| one.pod.is_clean())
+    }
+}
+
+impl PodOfNode {
+    /// Returns a line for each problem of the pod and each kind of traffic that bypasses the sidecar.
+    fn rows(&self) -> impl Iterator<Item = Vec<Cell>> {
+        let Self { node, pod } = self;
+        let row = move |counts: [Option<u64>; 2], tone, traffic: &str, source: &str| {
+            let count =
+                |number: Option<u64>| Cell::of(number.map_or_else(|| "-".to_owned(), |number| number.to_string()));
+            let name = Cell::of(format!("{}/{}", pod.namespace, pod.pod)).tone(Tone::Strong);
+            let [packets, bytes] = counts.map(count);
+            vec![name, Cell::of(node), packets, bytes, Cell::of(traffic).tone(tone), Cell::of(source).tone(Tone::Faint)]
+        };
+        let none = [None, None];
+        let problem = match &pod.error {
+            Some(error) => Some(row(none, Tone::Bad, "not examined", error)),
+            None if !pod.redirected => Some(row(none, Tone::Bad, "all traffic", &pod.reason)),
+            None => None,
+        };
+        let drift =
+            pod.drift.iter().map(move |difference| row(none, Tone::Bad, "differs from the desired rules", difference));
+        let bypasses = pod.bypasses.iter().map(move |one| {
+            let tone = if one.by_other_program { Tone::Bad } else { Tone::Plain };
+            row([one.packets, one.bytes], tone, &one.described(), &one.source)
+        });
+        let more = (pod.left_out > 0).then(|| row(none, Tone::Plain, &format!("{} more", pod.left_out), ""));
+        problem.into_iter().chain(drift).chain(bypasses).chain(more)
+    }
+}
+
+impl TextReport for NodesAudit {
+    fn write(&self, screen: &mut Screen) {
+        if self.pods.is_empty() {
+            let verdict = match self.errors.is_empty() {
+                true => "No pod bypasses the mesh",
+                false => "No pod on the audited nodes bypasses the mesh",
+            };
+            screen.line(&[Cell::of(format!("{verdict}; pods checked: {}", self.checked))]);
+        } else {
+            let titles = ["pod", "node", "counted", "bytes", "bypasses the sidecar", "source"];
+            screen.titled_table(titles, self.pods.iter().flat_map(PodOfNode::rows));
+        }
+        let row = |NodeError { node, error }: &NodeError| vec![Cell::of(node).tone(Tone::Strong), Cell::of(error)];
+        screen.section("Not audited", self.errors.iter().map(row));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inspect::{Format, render};
+
+    const FIRST: &str = r#"{"node": "x", "pods": [
+        {"namespace": "shop", "pod": "web-0", "redirected": true, "reason": "has a sidecar", "error": null, "bypasses": [
+            {"traffic": "UID 1337", "source": "pod, detour.io/exclude-uids", "packets": 1, "bytes": 60},
+            {"traffic": "DNS of container vault", "source": "configuration", "packets": 3, "bytes": 240,
+             "container": "vault", "note": "now"}]},
+        {"namespace": "shop", "pod": "clean-0", "redirected": true, "reason": "has a sidecar", "bypasses": [], "error": null}]}"#;
+    const SECOND: &str = r#"{"node": "y", "pods": [
+        {"namespace": "shop", "pod": "early\u001b[2J", "redirected": false, "reason": "no rules", "bypasses": []},
+        {"namespace": "bank", "pod": "api-0", "redirected": true, "reason": "r", "drift": ["missing: x"], "left_out": 3, "bypasses": [{"traffic": "a", "source": "b", "packets": 9, "bytes": 900}]},
+        {"namespace": "bank", "pod": "api-1", "redirected": false, "reason": "", "bypasses": [], "error": "can't be read"}]}"#;
+
+    fn audit(namespace: Option<&str>) -> NodesAudit {
+        let mut audit = NodesAudit::default();
+        let output = |stdout: &str, stderr: &str| AgentOutput {
+            stdout: stdout.as_bytes().to_vec(),
+            stderr: stderr.to_owned(),
+            code: 0,
+        };
+        audit.add("n1", namespace, Ok(&output(FIRST, "")));
+        audit.add("n2", namespace, Ok(&output(SECOND, "")));
+        audit.add("n3", namespace, Ok(&output("", "error: unrecognized subcommand")));
+        audit.add("n4", namespace, Err("no answer".to_owned()));
+        audit.sorted()
+    }
+
+    #[test]
+    fn pods_that_bypass_the_mesh_are_sorted_by_bytes() {
+        let all = audit(None);
+        let names: Vec<_> = all.pods.iter().map(|pod| (pod.node.as_str(), pod.pod.pod.as_str())).collect();
+        assert_eq!(names, [("n2", "api-1"), ("n2", "early\u{1b}[2J"), ("n2", "api-0"), ("n1", "web-0")]);
+        assert_eq!(all.errors.iter().map(|error| error.node.as_str()).collect::<Vec<_>>(), ["n3", "n4"]);
+        assert!(all.errors[0].error.contains("unrecognized subcommand"));
+        assert_eq!(audit(Some("bank")).pods.len(), 2);
+        let text = render(&all, Format::Table, Screen::plain()).expect("text");
+        let lines: Vec<&str> = text.as_str().lines().collect();
+        assert!(lines[2].contains("shop/early\\u{1b}[2J") && lines[2].ends_with("no rules"), "{text}");
+        assert!(text.as_str().contains("missing: x\n") && text.as_str().contains("3 more"), "{text}");
+        assert!(text.as_str().contains("can't be read") && text.as_str().contains("Not audited\n"), "{text}");
+        assert!(text.as_str().contains(" DNS of container vault (now) "), "{text}");
+        let json = serde_json::to_value(&all).expect("JSON");
+        assert_eq!(json["pods"][3]["bypasses"][1]["container"], "vault");
+        assert_eq!(json["pods"][3]["bypasses"][0]["container"], serde_json::Value::Null);
+        assert_eq!(json["pods"][2]["bypasses"][0]["bytes"], 900);
+        assert_eq!((&json["pods"][2]["node"], &json["pods"][2]["namespace"]), (&"n2".into(), &"bank".into()));
+    }
 
     #[test]
     fn hints_contain_the_node_and_the_arguments() {
         let pod = Pod { node_name: Some("worker-1".into()), ..Pod::default() };
-        let text = node_hint(&pod, Some("mesh"), None, "rules --pod-uid u");
+        let text = node_hint(&pod, Some("mesh"), "rules --pod-uid u");
         let commands: Vec<&str> = text.lines().filter(|line| line.starts_with("  ")).collect();
         assert_eq!(commands.len(), 2, "{text}");
         assert!(commands[0].starts_with("  kubectl exec -n mesh ") && commands[0].contains("spec.nodeName=worker-1"));
         assert!(commands[0].ends_with("-- /detour rules --pod-uid u --root /host"), "{text}");
         assert!(commands[1].contains("node/worker-1") && commands[1].ends_with("/detour rules --pod-uid u"), "{text}");
-        let known = node_hint(&pod, Some("mesh"), Some("detour-agent-x"), "rules");
-        assert!(known.contains("kubectl exec -n mesh detour-agent-x -- /detour rules --root /host"), "{known}");
-        assert!(node_hint(&pod, None, None, "rules").contains("kubectl exec -n kube-system "));
-        assert!(node_hint(&Pod::default(), None, None, "rules").contains("not scheduled"));
+        assert!(node_hint(&pod, None, "rules").contains("kubectl exec -n kube-system "));
+        assert!(node_hint(&Pod::default(), None, "rules").contains("not scheduled"));
     }
 }

@@ -5,9 +5,10 @@
 use super::PrimaryCall;
 use super::invocation::Invocation;
 use super::lazy_pod::LazyPod;
+use super::networks::wait_until_ready;
 use super::plan::AddPlan;
+use super::pod_policy;
 use super::saved_state::SavedState;
-use super::{mesh, readiness};
 use crate::cni::result::AddResult;
 use crate::cni::{Code, Error, NetConf, NetworkStatus};
 use crate::netns::{LockMode, NetNs, replace_default_routes};
@@ -39,11 +40,11 @@ const STICKY: u32 = 0o1000;
 pub(super) fn run(call: &PrimaryCall<'_>) -> Result<Value, Error> {
     check_state_directory(&call.primary.cni_dir)?;
     let netns = open_netns::of_request(call.request)?;
-    readiness::wait(call.primary)?;
+    wait_until_ready(call.primary)?;
     let pod = LazyPod::new(call);
     let annotated = pod.with_annotations()?;
     let mut plan = AddPlan::new(call, &pod, annotated)?;
-    mesh::fetch_facts(call, &pod, &plan.evaluated)?;
+    pod_policy::fetch_facts(call, &pod, &plan.evaluated)?;
     let (store, attachment) = (call.store(), call.attachment());
     store.write(&attachment, &SavedState::new(&netns, plan.invocations.clone()))?;
     let outcome = perform(call, &pod, &mut plan, &netns).and_then(|outcome| {
@@ -51,7 +52,7 @@ pub(super) fn run(call: &PrimaryCall<'_>) -> Result<Value, Error> {
         Ok(outcome)
     });
     match outcome {
-        Ok(AddOutcome { result, network_results }) => {
+        Ok((result, network_results)) => {
             report_networks(call, &pod, annotated, &plan, &network_results);
             Ok(result)
         }
@@ -84,17 +85,14 @@ fn check_state_directory(directory: &Path) -> Result<(), Error> {
     created.and_then(|()| trusted_file::check(directory)).map(drop).or_else(refused)
 }
 
-/// The outcome of a successful ADD.
-struct AddOutcome {
-    /// The result for the runtime.
-    result: Value,
-    /// The result of each network, in the order of the plan.
-    network_results: Vec<AddResult>,
-}
-
 /// Runs all invocations and applies the rules. An invocation that succeeds gets its result, even if a later step
-/// fails.
-fn perform(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, plan: &mut AddPlan, netns: &NetNs) -> Result<AddOutcome, Error> {
+/// fails. Returns the result for the runtime and that of each network, in the order of the plan.
+fn perform(
+    call: &PrimaryCall<'_>,
+    pod: &LazyPod<'_>,
+    plan: &mut AddPlan,
+    netns: &NetNs,
+) -> Result<(Value, Vec<AddResult>), Error> {
     let delegate_call = call.delegate_call();
     let (mut network_results, mut route_changes) = (Vec::new(), Vec::new());
     let moves_route = moves_default_route(plan.selections.iter().flatten());
@@ -109,7 +107,7 @@ fn perform(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, plan: &mut AddPlan, netns:
     add_default_routes(&route_changes, netns)?;
     let mut default_result = network_results.first().cloned().unwrap_or_default();
     let previous = default_result.to_json(&call.conf.cni_version)?;
-    let (policy, rule_format, inputs) = mesh::desired_policy(call, pod, &plan.evaluated, &previous)?;
+    let (policy, rule_format, inputs) = pod_policy::desired_policy(call, pod, &plan.evaluated, &previous)?;
     let has_executables = plan.invocations.iter().any(|invocation| invocation.is_chained || invocation.is_auxiliary);
     let auto_format = call.conf.auto_format.filter(|_| !has_executables);
     add::apply(call.request, &NetConf { rule_format, auto_format, ..call.conf.clone() }, policy, inputs)?;
@@ -118,7 +116,7 @@ fn perform(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, plan: &mut AddPlan, netns:
     }
     let others = network_results.get(1..).unwrap_or_default();
     let result = default_result.merged(others, call.primary.merge_addresses).to_json(&call.conf.cni_version)?;
-    Ok(AddOutcome { result, network_results })
+    Ok((result, network_results))
 }
 
 /// Removes a network's own default routes right after its ADD, so that the next network's plugin can add one. Updates

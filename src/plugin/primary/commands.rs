@@ -2,10 +2,10 @@
 
 use super::PrimaryCall;
 use super::invocation::Invocation;
-use super::mesh::InProcessAttachment;
 use super::multus_record::MultusRecord;
+use super::networks::check_ready;
 use super::plan::{AddPlan, NetworkRunner, runner};
-use super::readiness;
+use super::pod_policy::InProcessAttachment;
 use super::saved_state::SavedState;
 use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, ValidAttachment};
 use crate::delegate::{Call, Executables, NetworkConfiguration};
@@ -91,7 +91,8 @@ pub(super) fn gc(call: &PrimaryCall<'_>) -> Result<(), Error> {
         .inspect_err(|error| tracing::warn!("GC skips the default network: {error}"))
         .ok()
         .flatten();
-    for attachment in saved_attachments(call)? {
+    let is_own = |attachment: &Attachment| attachment.network == call.conf.name;
+    for attachment in call.store().attachments()?.into_iter().filter(is_own) {
         let as_valid =
             ValidAttachment { container_id: attachment.container_id.clone(), ifname: attachment.ifname.clone() };
         if valid.contains(&as_valid) {
@@ -107,21 +108,6 @@ pub(super) fn gc(call: &PrimaryCall<'_>) -> Result<(), Error> {
     results.extend(network.map(|network| network.gc(&Executables, &delegate_call, Some(&valid_interfaces))));
     results.push(del::run_gc(call.conf));
     Error::all(results)
-}
-
-/// Returns the attachments of this network that have saved state.
-fn saved_attachments(call: &PrimaryCall<'_>) -> Result<Vec<Attachment>, Error> {
-    let store = call.store();
-    let mut all = Vec::new();
-    for container_id in store.sandboxes()? {
-        // Multus and installers keep other files in the same directory.
-        match store.attachments_of(&container_id) {
-            Ok(attachments) => all.extend(attachments),
-            Err(error) => tracing::debug!("{error}"),
-        }
-    }
-    all.retain(|attachment| attachment.network == call.conf.name);
-    Ok(all)
 }
 
 /// Returns the default network of pods that select no other.
@@ -187,7 +173,7 @@ fn remove_stale(call: &PrimaryCall<'_>, attachment: &Attachment) -> Result<(), E
 /// [`Code::NotAvailable`], or the default network's own error with its code.
 pub(super) fn status(call: &PrimaryCall<'_>) -> Result<(), Error> {
     let unavailable = |error: Error| Error { code: Code::NotAvailable, ..error };
-    readiness::check(call.primary).map_err(unavailable)?;
+    check_ready(call.primary).map_err(unavailable)?;
     let is_by_name = matches!(call.primary.default, DefaultNetwork::Cluster(NetworkName::Name(_)));
     // Without facts, the definition of that name can't be fetched either; the agent repairs that.
     if !status::check_availability(call.conf)? && is_by_name {

@@ -21,7 +21,7 @@ const DEVICE_INFO_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/cni";
 const MAX_DEVICE_INFO: u64 = 16 << 10;
 
 /// A network or configuration list to run, with everything that a later DEL, CHECK or GC needs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Invocation {
     /// Its name in messages.
     pub(super) name: String,
@@ -34,16 +34,16 @@ pub(super) struct Invocation {
     #[serde(skip)]
     pub(super) is_auxiliary: bool,
     /// Its configuration, unchanged.
-    conf: String,
+    pub(super) conf: String,
     /// `runtimeConfig`; each plugin gets the keys that its `capabilities` list.
     #[serde(default)]
-    runtime_config: Map<String, Value>,
+    pub(super) runtime_config: Map<String, Value>,
     /// Values for `args.cni` of its plugins.
     #[serde(default)]
-    args: Map<String, Value>,
+    pub(super) args: Map<String, Value>,
     /// `CNI_ARGS`.
     #[serde(default)]
-    cni_args: String,
+    pub(super) cni_args: String,
     /// The result of its ADD, in its own version; `None` before ADD.
     pub(super) result: Option<Value>,
 }
@@ -72,45 +72,12 @@ impl Invocation {
         Self {
             name: network.name.clone(),
             interface: network.interface.clone(),
-            is_chained: false,
-            is_auxiliary: false,
             conf: network.configuration.text.clone(),
             runtime_config,
             args: selection.map(|selection| selection.cni_args.clone()).unwrap_or_default(),
             cni_args: with_args(cni_args, &selection.map(Selection::args).unwrap_or_default()),
-            result: None,
+            ..Self::default()
         }
-    }
-
-    /// Returns the invocation of a network that Multus has run.
-    pub(super) fn recorded(
-        network: &str,
-        interface: &str,
-        conf: String,
-        runtime_config: Map<String, Value>,
-        cni_args: &str,
-        result: Option<Value>,
-    ) -> Self {
-        Self {
-            name: network.to_owned(),
-            interface: interface.to_owned(),
-            is_chained: false,
-            is_auxiliary: false,
-            conf,
-            runtime_config,
-            args: Map::new(),
-            cni_args: cni_args.to_owned(),
-            result,
-        }
-    }
-
-    /// Returns the invocation of Multus's auxiliary chain.
-    pub(super) fn for_auxiliary_chain(
-        list: &PodNetwork,
-        runtime_config: &Map<String, Value>,
-        request: &Request,
-    ) -> Self {
-        Self { is_auxiliary: true, ..Self::for_network(list, false, runtime_config, request) }
     }
 
     /// Reads the device information that a device plugin or the network's plugin wrote, for the network status. Logs a
@@ -158,12 +125,11 @@ impl Invocation {
             name: name.to_owned(),
             interface: interface.to_owned(),
             is_chained: true,
-            is_auxiliary: false,
             conf: list.to_string(),
             runtime_config: conf.runtime_config.clone(),
             args: conf.args.clone(),
             cni_args: cni_args.to_owned(),
-            result: None,
+            ..Self::default()
         })
     }
 

@@ -5,8 +5,7 @@ use super::PrimaryCall;
 use crate::cluster;
 use crate::cluster::Cluster;
 use crate::cni::{Block, Error, NetConf};
-use crate::plugin::evaluation::is_agent;
-use crate::plugin::without_facts::{self, Asked};
+use crate::plugin::evaluation::{Asked, asked, is_agent, is_injected};
 use crate::pod::well_known::{DEFAULT_NETWORK, NETWORKS};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::sub_plugins;
@@ -16,7 +15,6 @@ use std::cell::OnceCell;
 /// A pod whose data is fetched when needed.
 pub(super) struct LazyPod<'a> {
     call: &'a PrimaryCall<'a>,
-    pod_ref: Option<&'a PodRef>,
     cluster: Option<Box<dyn Cluster>>,
     /// The source for a pod that does not wait.
     memory: Option<Box<dyn Cluster>>,
@@ -31,12 +29,11 @@ pub(super) struct LazyPod<'a> {
 impl<'a> LazyPod<'a> {
     /// Returns the pod that `CNI_ARGS` names, without a request.
     pub(super) fn new(call: &'a PrimaryCall<'a>) -> Self {
-        let pod_ref = call.request.args.pod.as_ref();
-        let from_runtime = pod_ref.and_then(|pod_ref| annotated_pod(pod_ref, call.conf));
+        let from_runtime = call.request.args.pod.as_ref().and_then(|pod_ref| annotated_pod(pod_ref, call.conf));
         let (fetched, namespace, unavailable) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
         let cluster = cluster::source_or_in_cluster(&call.conf.kubernetes);
         let memory = cluster::memory(&call.conf.kubernetes);
-        Self { call, pod_ref, cluster, memory, from_runtime, fetched, namespace, unavailable }
+        Self { call, cluster, memory, from_runtime, fetched, namespace, unavailable }
     }
 
     /// Returns whether the pod has no sidecar and selects no network, according to the container runtime.
@@ -50,12 +47,16 @@ impl<'a> LazyPod<'a> {
         self.memory.as_deref()
     }
 
-    /// Whether facts of the pod have an effect on the sub-plugins in `chain`, and a source may have them.
+    /// Returns whether facts of the pod have an effect on the sub-plugins in `chain`, and a source may have them.
     pub(super) fn needs_facts(&self, chain: &[Block]) -> bool {
-        match without_facts::asked(self.call.conf, chain) {
-            Asked::Nothing => false,
-            Asked::Memory => self.memory.is_some(),
-            Asked::All => self.cluster.is_some(),
+        self.source(chain).is_some()
+    }
+
+    fn source(&self, chain: &[Block]) -> Option<&dyn Cluster> {
+        match asked(self.call.conf, chain) {
+            Asked::Nothing => None,
+            Asked::Memory => self.memory(),
+            Asked::All => self.cluster(),
         }
     }
 
@@ -76,52 +77,48 @@ impl<'a> LazyPod<'a> {
         if self.from_runtime.is_some() {
             return Ok(self.from_runtime.as_ref());
         }
-        match self.pod_ref {
-            Some(pod_ref) if self.cluster.is_some() => {
-                let conf = self.call.conf;
-                let skipped = sub_plugins::skip_reason(conf, pod_ref).is_some();
-                self.fetch(pod_ref, !skipped && sub_plugins::wants(&conf.chain).namespace)?;
-                Ok(self.fetched.get())
-            }
-            _ => Ok(None),
-        }
+        let (Some(pod_ref), Some(cluster)) = (&self.call.request.args.pod, self.cluster()) else { return Ok(None) };
+        let conf = self.call.conf;
+        let is_skipped = sub_plugins::skip_reason(conf, pod_ref).is_some();
+        self.fetch(cluster, pod_ref, !is_skipped && sub_plugins::wants(&conf.chain).namespace)?;
+        Ok(self.fetched.get())
     }
 
     /// Returns whether the pod is the node agent's own.
     pub(super) fn is_agent(&self) -> bool {
-        self.pod_ref.is_some_and(|pod_ref| is_agent(self.call.conf, pod_ref))
+        self.call.request.args.pod.as_ref().is_some_and(|pod_ref| is_agent(self.call.conf, pod_ref))
     }
 
     /// Returns whether the pod may have a sidecar, judged without a request.
     pub(super) fn may_have_sidecar(&self) -> bool {
-        without_facts::is_injected(self.call.conf).unwrap_or(true)
+        is_injected(self.call.conf).unwrap_or(true)
     }
 
-    /// Returns the facts of the pod, and those of its namespace if `with_namespace`. After an error, it sends no further
-    /// request.
+    /// Returns the facts of the pod for the sub-plugins in `chain`, and those of its namespace if `with_namespace`. After an
+    /// error, it sends no further request.
     ///
     /// # Errors
     /// The facts can't be fetched.
-    pub(super) fn facts(&self, pod_ref: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
+    pub(super) fn facts(&self, pod_ref: &PodRef, chain: &[Block], with_namespace: bool) -> Result<Facts, Error> {
         if let Some(error) = self.unavailable.get() {
             return Err(error.clone());
         }
-        self.fetch(pod_ref, with_namespace).inspect_err(|error| drop(self.unavailable.set(error.clone())))?;
+        if let Some(source) = self.source(chain) {
+            let fetched = self.fetch(source, pod_ref, with_namespace);
+            fetched.inspect_err(|error| drop(self.unavailable.set(error.clone())))?;
+        }
         let pod = self.fetched.get().cloned().unwrap_or_default();
         Ok(Facts { pod, namespace: self.namespace.get().filter(|_| with_namespace).cloned() })
     }
 
-    fn fetch(&self, pod_ref: &PodRef, with_namespace: bool) -> Result<(), Error> {
-        // A pod that does not wait asks the agent's memory.
-        let source = if self.may_have_sidecar() { &self.cluster } else { &self.memory };
-        let Some(cluster) = source else { return Ok(()) };
+    fn fetch(&self, source: &dyn Cluster, pod_ref: &PodRef, with_namespace: bool) -> Result<(), Error> {
         if self.fetched.get().is_none() {
-            let Facts { pod, namespace } = cluster.facts(pod_ref, with_namespace)?;
+            let Facts { pod, namespace } = source.facts(pod_ref, with_namespace)?;
             self.fetched.get_or_init(|| pod);
             namespace.map(|namespace| self.namespace.get_or_init(|| namespace));
         }
         if with_namespace && self.namespace.get().is_none() {
-            let namespace = cluster.namespace(pod_ref)?;
+            let namespace = source.namespace(pod_ref)?;
             self.namespace.get_or_init(|| namespace);
         }
         Ok(())

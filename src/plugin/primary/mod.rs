@@ -5,15 +5,14 @@ mod add;
 mod commands;
 mod invocation;
 mod lazy_pod;
-mod mesh;
 mod multus_record;
 mod networks;
 mod plan;
-mod readiness;
+mod pod_policy;
 pub(crate) mod saved_state;
 
-pub use mesh::{InProcessAttachment, united};
 pub use plan::{NetworkRunner, Preview, PreviewedNetwork, preview};
+pub use pod_policy::{InProcessAttachment, united};
 
 use crate::cluster::{self, Cluster};
 use crate::cni::{CniCommand, Error, NetConf, Primary, Request};

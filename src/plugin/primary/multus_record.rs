@@ -97,9 +97,15 @@ impl MultusRecord {
         let cached = directory.join("results").join(format!("{network}-{container_id}-{ifname}"));
         let found = read_trusted(&cached, MAX_BYTES).ok().and_then(|text| serde_json::from_slice(&text).ok());
         let CachedResult { result, runtime_config } = found.unwrap_or_default();
-        let cni_args = &call.request.args_text;
-        let runtime_config = runtime_config.unwrap_or_default();
-        self.saved.invocations.push(Invocation::recorded(&network, &ifname, text, runtime_config, cni_args, result));
+        self.saved.invocations.push(Invocation {
+            name: network,
+            interface: ifname,
+            conf: text,
+            runtime_config: runtime_config.unwrap_or_default(),
+            cni_args: call.request.args_text.clone(),
+            result,
+            ..Invocation::default()
+        });
         self.files.push(cached);
         Ok(())
     }

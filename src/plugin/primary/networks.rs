@@ -1,13 +1,18 @@
-//! The networks of a pod, with their configurations. Users of the cluster write network definitions, so keys that
-//! belong to the node's administrator are replaced in them.
+//! The networks of a pod, with their configurations, and the readiness file of the cluster's network. Users of the cluster
+//! write network definitions, so keys that belong to the node's administrator are replaced in them.
 
 use super::PrimaryCall;
 use super::lazy_pod::LazyPod;
 use crate::cluster::{Cluster, DefinitionQuery, Definitions, Lookup, Reports};
-use crate::cni::{Error, NetConf, NodeConf, PROGRAM, Primary};
-use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration, auxiliary_chain, resolve};
+use crate::cni::{Code, Error, NetConf, NodeConf, PROGRAM, Primary};
+use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration, auxiliary_chain, beside, resolve};
 use crate::pod::Pod;
+use crate::wait;
 use std::cell::OnceCell;
+use std::path::Path;
+use std::time::Duration;
+
+const POLL_INTERVALS: wait::Intervals = [Duration::from_millis(5), Duration::from_millis(50)];
 
 /// Resolves the networks of a pod, as [`resolve`]. In configurations that the node's administrator did not write,
 /// blocks of this plugin get the node's keys in place of their own; each ignored key is a warning.
@@ -58,15 +63,6 @@ fn govern(
     Ok(())
 }
 
-/// The plugins of Multus's auxiliary chain.
-#[derive(Debug, Default)]
-pub(super) struct AuxiliaryNetworks {
-    /// Those that run in this process, each as a network of its own.
-    pub(super) in_process: Vec<PodNetwork>,
-    /// The list of the others.
-    pub(super) list: Option<PodNetwork>,
-}
-
 /// Whether the configuration has a single plugin, which runs in this process.
 pub(super) fn runs_in_process(primary: &Primary, configuration: &RunnableConfiguration) -> bool {
     is_one_of(&primary.in_process_types, configuration)
@@ -77,7 +73,8 @@ pub(super) fn is_one_of(types: &[String], configuration: &RunnableConfiguration)
     configuration.plugins.len() == 1 && configuration.types().all(|own| types.iter().any(|kind| kind == own))
 }
 
-/// Returns the plugins of Multus's auxiliary chain, which runs after the `position` networks of a pod.
+/// Returns the plugins of Multus's auxiliary chain, which runs after the `position` networks of a pod: those that run in
+/// this process, each as a network of its own, and the list of the others.
 ///
 /// # Errors
 /// A file of the chain is invalid.
@@ -85,8 +82,8 @@ pub(super) fn auxiliary_networks(
     conf: &NetConf,
     primary: &Primary,
     position: usize,
-) -> Result<AuxiliaryNetworks, Error> {
-    let Some(directory) = &primary.auxiliary_chain else { return Ok(AuxiliaryNetworks::default()) };
+) -> Result<(Vec<PodNetwork>, Option<PodNetwork>), Error> {
+    let Some(directory) = &primary.auxiliary_chain else { return Ok((Vec::new(), None)) };
     let chain = directory.file_name().unwrap_or_default().to_string_lossy();
     let network = |name: String, configuration| PodNetwork {
         name,
@@ -108,7 +105,7 @@ pub(super) fn auxiliary_networks(
     }
     let place = directory.to_string_lossy();
     let list = RunnableConfiguration::list_of(&place, &chain, &conf.cni_version, &others)?;
-    Ok(AuxiliaryNetworks { in_process, list: list.map(|list| network(chain.into_owned(), list)) })
+    Ok((in_process, list.map(|list| network(chain.into_owned(), list))))
 }
 
 impl PrimaryCall<'_> {
@@ -124,22 +121,21 @@ impl PrimaryCall<'_> {
     }
 }
 
-/// Resolves the networks of the node agent's own pod: those that `delegates` or `clusterNetwork` give to every pod.
-/// The agent makes the API server reachable for this plugin, so the API is used only if the files do not suffice.
-pub(super) fn agent_networks(call: &PrimaryCall<'_>, pod: &LazyPod<'_>) -> Result<PodNetworks, Error> {
-    call.common_networks(None).or_else(|error| match pod.cluster() {
-        Some(cluster) => call.common_networks(Some(cluster)),
-        None => Err(error),
-    })
-}
-
-/// Resolves the networks of a pod. Those of a pod that selects none and has no sidecar are definitions in the agent's
+/// Resolves the networks of a pod; for the agent's own pod, those that `delegates` or `clusterNetwork` give to every pod.
+/// Those of a pod that selects none and has no sidecar are definitions in the agent's
 /// memory, or else files; other sources are asked only if these do not suffice.
 pub(super) fn networks_of(
     call: &PrimaryCall<'_>,
     pod: &LazyPod<'_>,
     annotated: Option<&Pod>,
 ) -> Result<PodNetworks, Error> {
+    if pod.is_agent() {
+        // The agent makes the API server reachable for this plugin, so the API is used only if the files do not suffice.
+        return call.common_networks(None).or_else(|error| match pod.cluster() {
+            Some(cluster) => call.common_networks(Some(cluster)),
+            None => Err(error),
+        });
+    }
     let reports = pod.cluster().map(|cluster| cluster as &dyn Reports);
     let resolve = |definitions: Option<&dyn Definitions>| {
         pod_networks(call.conf, call.primary, definitions, annotated, &call.request.ifname, reports)
@@ -192,4 +188,40 @@ impl Definitions for OptionalDefinitions<'_> {
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
         self.source.namespaces_with_definition(name)
     }
+}
+
+/// Waits until the readiness file exists, if one is configured.
+///
+/// # Errors
+/// [`Code::TryAgain`]: timeout.
+pub(super) fn wait_until_ready(conf: &Primary) -> Result<(), Error> {
+    let Some(file) = conf.readiness_file.as_deref().filter(|file| !file.exists()) else { return Ok(()) };
+    tracing::info!("waiting for {}", file.display());
+    let found = wait::until(conf.readiness_timeout, POLL_INTERVALS, || Ok::<_, Error>(file.exists().then_some(())))?;
+    found.ok_or_else(|| missing(file, Some(conf.readiness_timeout)))
+}
+
+/// Checks that the readiness file exists, if one is configured.
+///
+/// # Errors
+/// [`Code::TryAgain`]: file not found.
+pub(super) fn check_ready(conf: &Primary) -> Result<(), Error> {
+    match conf.readiness_file.as_deref().filter(|file| !file.exists()) {
+        Some(file) => Err(missing(file, None)),
+        None => Ok(()),
+    }
+}
+
+fn missing(file: &Path, waited: Option<Duration>) -> Error {
+    let waited = waited.map(|waited| format!(" after {} s", waited.as_secs())).unwrap_or_default();
+    let next = beside(file).map_or_else(
+        || {
+            "the agent of the cluster's network writes it when that network is ready; check that the agent's pod runs on \
+             this node"
+                .to_owned()
+        },
+        |list| format!("{} is beside it; set this file instead", list.display()),
+    );
+    let msg = format!("readinessindicatorfile: {} does not exist{waited}: {next}", file.display());
+    Error::new(Code::TryAgain, msg)
 }

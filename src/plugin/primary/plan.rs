@@ -6,8 +6,8 @@
 use super::PrimaryCall;
 use super::invocation::Invocation;
 use super::lazy_pod::LazyPod;
-use super::mesh::{InProcessAttachment, combine, evaluated, rule_format};
-use super::networks::{agent_networks, auxiliary_networks, is_one_of, networks_of, pod_networks, runs_in_process};
+use super::networks::{auxiliary_networks, is_one_of, networks_of, pod_networks, runs_in_process};
+use super::pod_policy::{InProcessAttachment, combine, evaluated, rule_format};
 use crate::cluster::Definitions;
 use crate::cni::{Code, DefaultNetwork, Error, NetConf, NetworkName, Primary, at_most};
 use crate::networks::{PodNetwork, PodNetworks, Selection};
@@ -36,11 +36,7 @@ impl AddPlan {
     /// # Errors
     /// A network selection, a definition or an executable is invalid or missing.
     pub(super) fn new(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, annotated: Option<&Pod>) -> Result<Self, Error> {
-        let resolved = match pod.is_agent() {
-            true => agent_networks(call, pod)?,
-            false => networks_of(call, pod, annotated)?,
-        };
-        Self::of(call, resolved, pod.may_have_sidecar())
+        Self::of(call, networks_of(call, pod, annotated)?, pod.may_have_sidecar())
     }
 
     /// Plans the ADD of a pod with these networks.
@@ -56,8 +52,8 @@ impl AddPlan {
         let (mut invocations, mut chained) = (Vec::new(), Vec::new());
         let (mut selections, mut attached, mut selects_networks) = (Vec::new(), Vec::new(), false);
         let mut networks = with_runners(primary, resolved.networks)?;
-        let auxiliary = auxiliary_networks(conf, primary, networks.len())?;
-        networks.extend(auxiliary.in_process.into_iter().map(|network| (network, NetworkRunner::Here)));
+        let (in_process, auxiliary) = auxiliary_networks(conf, primary, networks.len())?;
+        networks.extend(in_process.into_iter().map(|network| (network, NetworkRunner::Here)));
         for (position, (network, runner)) in networks.into_iter().enumerate() {
             selects_networks |= network.selection.is_some();
             let invocation = Invocation::for_network(&network, position == 0, &conf.runtime_config, request);
@@ -76,8 +72,9 @@ impl AddPlan {
                 }
             }
         }
-        if let Some(list) = &auxiliary.list {
-            invocations.push(Invocation::for_auxiliary_chain(list, &conf.runtime_config, request));
+        if let Some(list) = &auxiliary {
+            let invocation = Invocation::for_network(list, false, &conf.runtime_config, request);
+            invocations.push(Invocation { is_auxiliary: true, ..invocation });
             selections.push(None);
         }
         combine(conf, &mut attached, request.args.pod.as_ref())?;
@@ -115,12 +112,8 @@ fn with_runners(primary: &Primary, networks: Vec<PodNetwork>) -> Result<Vec<(Pod
         }
     };
     let networks: Vec<_> = networks.into_iter().enumerate().map(with_runner).collect::<Result<_, _>>()?;
-    let mut in_process = networks.iter().filter(|(_, runner)| *runner == NetworkRunner::Here);
-    let count = in_process.clone().count();
-    if let Some((network, _)) = in_process.nth(MAX_IN_PROCESS) {
-        let place = network.selection.as_ref().map_or(network.name.as_str(), |selection| &selection.place);
-        at_most(MAX_IN_PROCESS, "attachments of in_process_types", place, count)?;
-    }
+    let in_process = networks.iter().filter(|(_, runner)| *runner == NetworkRunner::Here).count();
+    at_most(MAX_IN_PROCESS, "attachments of in_process_types", "the pod's networks", in_process)?;
     Ok(networks)
 }
 
@@ -261,7 +254,7 @@ mod tests {
     fn too_many_in_process_attachments_are_refused() {
         assert_eq!(networks(MAX_IN_PROCESS).expect("accepted").len(), 1 + MAX_IN_PROCESS);
         let error = networks(100).expect_err("too many");
-        let wanted = "element 17: expected at most 16 attachments of in_process_types, got 100";
+        let wanted = "the pod's networks: expected at most 16 attachments of in_process_types, got 100";
         assert_eq!(error, Error::new(Code::InvalidConfig, wanted));
     }
 }

@@ -7,7 +7,7 @@ use crate::cni::{Code, Error};
 use crate::delegate::Call;
 use crate::netns::{NetNs, NetnsId};
 use crate::plugin::del;
-use crate::plugin::record::NetnsRecord;
+use crate::plugin::record::SandboxRecord;
 use crate::state::{Attachment, ROOT, Store, format};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -20,7 +20,6 @@ pub(crate) struct SavedState {
     #[serde(default, rename = "netns")]
     netns_path: PathBuf,
     /// The identity of the pod's network namespace.
-    #[serde(alias = "sandbox")]
     netns_id: Option<NetnsId>,
     /// In the order of ADD: the default network, the other networks, the chained plugins. Every version writes them: a
     /// default would hide damage.
@@ -70,7 +69,7 @@ impl SavedState {
     /// records in `cniDir` survive a reboot, after which the kernel starts with the same identities again; those in
     /// [`ROOT`] do not.
     fn is_of_another_pod(&self, netns: &NetNs, container_id: &str) -> bool {
-        NetnsRecord::is_of_another(&Store::new(ROOT), container_id, self.netns_id, netns).unwrap_or_else(|error| {
+        SandboxRecord::is_of_another(&Store::new(ROOT), container_id, self.netns_id, netns).unwrap_or_else(|error| {
             tracing::warn!("DEL of the networks leaves the network namespace unchanged: {error}");
             true
         })

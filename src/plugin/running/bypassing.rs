@@ -9,9 +9,8 @@ use crate::cni::{Code, DEFAULT_INTERFACE, Error};
 use crate::firewall::nfnetlink::{Connection, NfSocket};
 use crate::firewall::{Arrival, Destination, Packet, RulesetView, Sender};
 use crate::netns::{LockMode, OpenConnection, open_connections};
-use crate::plugin::netns_state::ruleset;
+use crate::plugin::netns_state::NetnsState;
 use crate::plugin::open_netns;
-use crate::plugin::record::SandboxRecords;
 use crate::policy::{DnsCapture, InterceptionMode, Protocol, Redirect};
 use crate::state::{ROOT, Store};
 use std::cell::Cell;
@@ -37,12 +36,10 @@ const DNS_PORT: u16 = 53;
 pub fn bypassing(container_id: &str, netns: &Path, timeout: Duration) -> Result<usize, Error> {
     let (store, netns) = (Store::new(ROOT), open_netns::at(netns)?);
     netns.enter_to(LockMode::Change, timeout, || {
-        let records = SandboxRecords::read(&store, container_id, &netns)?;
-        let policy = records.policy()?;
+        let NetnsState { policy, rules, rule_format, .. } = NetnsState::read(&store, container_id, &netns)?;
         let Some(redirect) = policy.redirect() else { return Ok(0) };
         let dns_captured = redirect.dns != DnsCapture::Off;
-        let rules = ruleset(&policy, records.ip6());
-        let view = RulesetView::desired(&rules, records.rule_format().unwrap_or_default());
+        let view = RulesetView::desired(&rules, rule_format);
         let open = open_connections()?;
         let by_ends: HashMap<_, _> = open
             .iter()

@@ -4,7 +4,7 @@
 use crate::cni::{Code, Error, is_identifier};
 use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, required_container_elements};
 use crate::host_path::{HostPath, HostRoot};
-use crate::netns::{NetNs, NetnsId};
+use crate::netns::NetnsId;
 use crate::plugin::open_netns;
 use crate::policy::{ContainerExclusion, ContainerScope, Policy};
 use crate::state::{ROOT, Store};
@@ -26,7 +26,8 @@ pub struct RunningContainer {
 /// The excluded containers of one pod sandbox, from saved state.
 #[derive(Debug)]
 pub struct ExcludedContainers {
-    netns: NetNs,
+    /// The path of its network namespace; `None` if no record has one.
+    netns: Option<(PathBuf, NetnsId)>,
     policy: Policy,
 }
 
@@ -80,21 +81,12 @@ fn united(parts: Vec<RecordPart>) -> Policy {
     Policy { containers, ..Policy::default() }
 }
 
-/// Returns the excluded containers of a sandbox from saved state, without its network namespace.
-///
-/// # Errors
-/// The saved state can't be read.
-pub fn saved_policy(sandbox_id: &str) -> Result<Policy, Error> {
-    Ok(united(read_parts(&Store::new(ROOT), sandbox_id)?))
-}
-
 impl ExcludedContainers {
-    /// Reads the excluded containers of a pod sandbox (`CNI_CONTAINERID`) and opens its network namespace; `None` if
-    /// its attachments exclude no container. `root` is where the node's file system is mounted.
+    /// Reads the excluded containers of a pod sandbox (`CNI_CONTAINERID`); `None` if its attachments exclude no
+    /// container. `root` is where the node's file system is mounted.
     ///
     /// # Errors
-    /// [`Code::State`] and [`Code::Io`]: the saved state can't be read. [`Code::InvalidNetns`]: the network namespace is
-    /// gone or can't be opened.
+    /// [`Code::State`] and [`Code::Io`]: the saved state can't be read.
     pub fn find(sandbox_id: &str, root: &HostRoot) -> Result<Option<Self>, Error> {
         Self::find_in(&Store::new(ROOT), sandbox_id, root)
     }
@@ -105,23 +97,18 @@ impl ExcludedContainers {
             return Ok(None);
         }
         let mut parts = read_parts(store, sandbox_id)?;
-        if parts.iter().all(|part| part.policy.containers.is_empty()) {
-            return Ok(None);
-        }
-        let excluding = parts.iter().filter(|part| !part.policy.containers.is_empty());
-        let mut last = Path::new("(unknown)");
-        let mut found = None;
-        for (id, path) in excluding.filter_map(|part| part.netns_id.zip(part.netns.as_deref())) {
+        let mut netns = None;
+        for part in parts.iter().filter(|part| !part.policy.containers.is_empty()) {
+            let Some((id, path)) = part.netns_id.zip(part.netns.as_deref()) else { continue };
+            netns = Some((path.to_owned(), id));
             // An earlier record may refer to a network namespace that no longer exists.
-            found = open_netns::recorded(root, path, id)?;
-            if found.is_some() {
+            if matches!(open_netns::recorded(root, path, id), Ok(Some(_))) {
+                parts.retain(|part| part.netns_id.is_none_or(|own| own == id));
                 break;
             }
-            last = path;
         }
-        let netns = found.ok_or_else(|| gone(root, last))?;
-        parts.retain(|part| part.netns_id.is_none_or(|own| own == netns.id()));
-        Ok(Some(Self { policy: united(parts), netns }))
+        let policy = united(parts);
+        Ok((!policy.containers.is_empty()).then_some(Self { netns, policy }))
     }
 
     /// Returns a policy with the excluded containers of the sandbox's attachments.
@@ -133,10 +120,14 @@ impl ExcludedContainers {
     /// Makes the sets match the observed containers. Takes no lock: it never waits for a call of the plugin.
     ///
     /// # Errors
-    /// The network namespace can't be entered, or the kernel refuses the change. [`Code::Drift`]: a set is missing
-    /// that a bypass which has not ended needs.
-    pub fn reconcile(&self, observed: ObservedContainers<'_>) -> Result<ContainerChanges, Error> {
-        self.netns.enter_without_lock(|| {
+    /// [`Code::InvalidNetns`]: the network namespace is gone or can't be opened. It can't be entered, or the kernel
+    /// refuses the change. [`Code::Drift`]: a set is missing that a bypass which has not ended needs.
+    pub fn reconcile(&self, root: &HostRoot, observed: ObservedContainers<'_>) -> Result<ContainerChanges, Error> {
+        let netns = match &self.netns {
+            Some((path, id)) => open_netns::recorded(root, path, *id)?.ok_or_else(|| gone(root, path))?,
+            None => return Err(gone(root, Path::new("(unknown)"))),
+        };
+        netns.enter_without_lock(|| {
             let required = self.policy.containers.iter().map(|one| one.scope).collect();
             let mut live = required_container_elements(&required)?;
             let plan = ElementPlan::new(&self.policy, &live, observed);
@@ -148,6 +139,14 @@ impl ExcludedContainers {
             live.extend(plan.add);
             Ok(ContainerChanges { live, ..plan.changes })
         })
+    }
+}
+
+#[cfg(test)]
+impl ExcludedContainers {
+    /// Returns the excluded containers of this policy, without a network namespace.
+    pub(crate) const fn of(policy: Policy) -> Self {
+        Self { netns: None, policy }
     }
 }
 

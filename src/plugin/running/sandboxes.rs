@@ -1,20 +1,26 @@
-//! The pod sandboxes with saved state, by their pods: which one is a pod's, without its policies.
+//! What the node's agent reads of running pods: which pod sandbox with saved state is a pod's, its live state, and whether
+//! its network namespace is gone. No call of a runtime and no configuration is involved.
 
-use super::container_status::is_gone;
 use crate::cni::{Code, Error};
-use crate::host_path::HostRoot;
-use crate::netns::NetnsId;
+use crate::firewall::{AmbientRedirection, LiveRuleset};
+use crate::host_path::{HostPath, HostRoot};
+use crate::netns::{NetnsId, listens};
+use crate::plugin::check::differences;
+use crate::plugin::del::remove;
+use crate::plugin::netns_state::NetnsState;
 use crate::plugin::open_netns;
+use crate::plugin::record::SandboxRecord;
 use crate::pod::{Pod, PodRef};
 use crate::state::{Attachment, ROOT, Store};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, SystemTime};
 
+/// The ports on which ztunnel listens in each pod: outbound, inbound, HBONE (istio/ztunnel, `ARCHITECTURE.md`).
+const ZTUNNEL_PORTS: [u16; 3] = [15001, 15006, 15008];
 /// Files change within the resolution of the file system's clock: what may have changed since it was read is read again.
 const CLOCK_RESOLUTION: Duration = Duration::from_secs(1);
 
@@ -36,18 +42,17 @@ pub struct Sandboxes(BTreeMap<String, CachedSandbox>);
 /// What was read of one sandbox.
 #[derive(Debug)]
 struct CachedSandbox {
-    /// The modification time of its directory: seconds and nanoseconds.
-    modified: Option<(i64, i64)>,
-    /// When this modification time was seen first, and when the records were read.
-    seen: Instant,
-    read: Instant,
+    /// The modification time of its directory.
+    modified: Option<SystemTime>,
+    /// Whether a later change has another modification time.
+    is_settled: bool,
     sandbox: Option<Sandbox>,
 }
 
-/// The part of a record that names the pod and the network namespace.
+/// The part of a record that names the pod and the network namespace, and tells whether the pod has a guard.
 #[derive(Deserialize)]
 struct RecordPart {
-    #[serde(alias = "sandbox")]
+    policy: PolicyPart,
     netns_id: Option<NetnsId>,
     #[serde(default)]
     netns: Option<PathBuf>,
@@ -58,37 +63,34 @@ struct RecordPart {
 }
 
 #[derive(Deserialize)]
+struct PolicyPart {
+    #[serde(default)]
+    guard: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
 struct InputsPart {
     pod: PodRef,
     #[serde(default)]
     netns: Option<(PathBuf, NetnsId)>,
 }
 
-/// The part of a record that tells whether the pod has a guard.
-#[derive(Deserialize)]
-struct GuardPart {
-    policy: GuardedPart,
-    #[serde(default)]
-    inputs: Option<InputsPart>,
-}
-
-#[derive(Deserialize)]
-struct GuardedPart {
-    #[serde(default)]
-    guard: Option<IgnoredAny>,
-}
-
 /// Returns the pods whose saved policy has a guard, as NAMESPACE/NAME. A record that can't be read is skipped.
 #[must_use]
 pub fn guarded_pods(store: &Store) -> Vec<String> {
-    let attachments = |id: String| store.attachments_of(&id).unwrap_or_default();
     let guarded = |attachment: Attachment| {
-        let GuardPart { policy, inputs } = store.read_part(&attachment).ok()??;
+        let RecordPart { policy, inputs, .. } = store.read_part(&attachment).ok()??;
         let InputsPart { pod, .. } = policy.guard.and(inputs)?;
         Some(format!("{}/{}", pod.namespace, pod.name))
     };
-    let all = store.sandboxes().unwrap_or_default().into_iter().flat_map(attachments);
-    all.filter_map(guarded).collect::<BTreeSet<_>>().into_iter().collect()
+    store
+        .attachments()
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(guarded)
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect()
 }
 
 impl Sandboxes {
@@ -102,14 +104,11 @@ impl Sandboxes {
         let ids = store.sandboxes()?;
         self.0.retain(|id, _| ids.contains(id));
         for id in ids {
-            let metadata = fs::metadata(Path::new(ROOT).join(&id)).ok();
-            let modified = metadata.map(|metadata| (metadata.mtime(), metadata.mtime_nsec()));
-            let read = Instant::now();
-            let known = self.0.get(&id).filter(|known| modified.is_some() && known.modified == modified);
-            if known.is_some_and(|known| known.read > known.seen + CLOCK_RESOLUTION) {
+            let modified = fs::metadata(Path::new(ROOT).join(&id)).and_then(|it| it.modified()).ok();
+            let is_settled = modified.and_then(|it| it.elapsed().ok()).is_some_and(|age| age > CLOCK_RESOLUTION);
+            if self.0.get(&id).is_some_and(|known| known.is_settled && known.modified == modified) {
                 continue;
             }
-            let seen = known.map_or(read, |known| known.seen);
             let sandbox = match Sandbox::read(&store, &id) {
                 Err(error) if error.code == Code::State => {
                     tracing::debug!("{error}");
@@ -117,7 +116,7 @@ impl Sandboxes {
                 }
                 other => other?,
             };
-            self.0.insert(id, CachedSandbox { modified, seen, read, sandbox });
+            self.0.insert(id, CachedSandbox { modified, is_settled, sandbox });
         }
         Ok(())
     }
@@ -159,6 +158,101 @@ impl Sandbox {
         self.netns.as_ref().is_none_or(|(path, id)| {
             open_netns::recorded(root, path, *id).is_ok_and(|netns| netns.is_some()) || !is_gone(root, path, *id)
         })
+    }
+}
+
+/// The live state of a container in its network namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ContainerStatus {
+    /// The attachments with saved state; empty without an ADD.
+    pub attachments: Vec<Attachment>,
+    /// Whether its traffic is redirected to a sidecar, by rules of its attachments or of another tool.
+    pub redirected: bool,
+    /// The drift of the kernel from the desired state of the attachments, one line per difference.
+    pub drift: Vec<String>,
+}
+
+impl ContainerStatus {
+    /// Returns whether the container is redirected by its own attachments, without drift.
+    #[must_use]
+    pub fn is_right(&self) -> bool {
+        self.redirected && self.drift.is_empty() && !self.attachments.is_empty()
+    }
+}
+
+/// Reads the live state of a container. Waits up to `timeout` for another call in its network namespace.
+///
+/// # Errors
+/// [`Code::TryAgain`]: timeout. The network namespace is gone, can't be read, or is this process's own; the saved
+/// state is unreadable.
+pub fn container_status(container_id: &str, netns: &Path, timeout: Duration) -> Result<ContainerStatus, Error> {
+    let (store, netns) = (Store::new(ROOT), open_netns::at(netns)?);
+    netns.enter(timeout, || {
+        let state = NetnsState::read(&store, container_id, &netns)?;
+        let live = LiveRuleset::now()?;
+        let is_recorded = !state.attachments.is_empty();
+        let drift = if is_recorded { differences(&state, &live)? } else { Vec::new() };
+        Ok(ContainerStatus {
+            // Native tables with these names belong to detour, even without saved state.
+            redirected: live.foreign_redirection(&state.records.known_rules()).is_some()
+                || (state.policy.redirect().is_some() && drift.is_empty())
+                || (!is_recorded && live.redirects_natively()),
+            attachments: state.attachments,
+            drift,
+        })
+    })
+}
+
+/// Removes the saved state of attachments whose network namespace is gone: runtimes make no DEL for attachments that
+/// they did not add themselves, and Multus repeats no DEL that it missed. `root` is the mount point of the node's file
+/// system. Returns the removed attachments.
+///
+/// # Errors
+/// The saved state can't be read or removed.
+pub fn forget_gone(root: &Path) -> Result<Vec<Attachment>, Error> {
+    let store = Store::new(ROOT);
+    let mut removed = Vec::new();
+    for attachment in store.attachments()? {
+        // A damaged record must not block the others.
+        let Some((path, id)) = SandboxRecord::location(&store, &attachment)? else { continue };
+        if is_gone(&HostRoot::new(root), &path, id) {
+            remove(&store, &attachment, None)?;
+            removed.push(attachment);
+        }
+    }
+    Ok(removed)
+}
+
+/// Returns what the pod in the network namespace at `netns` lacks, in words; `None` if its traffic reaches ztunnel.
+///
+/// # Errors
+/// [`Code::TryAgain`]: another call locks the network namespace longer than `timeout`. The
+/// network namespace is gone, or its rules or listeners can't be read.
+pub fn lacks_of_ambient(netns: &Path, timeout: Duration) -> Result<Option<String>, Error> {
+    open_netns::at(netns)?.enter(timeout, || {
+        let mut lacking = Vec::new();
+        if AmbientRedirection::of(&LiveRuleset::now()?).is_none() {
+            lacking.push("istio-cni's redirection".to_owned());
+        }
+        for port in ZTUNNEL_PORTS {
+            if !listens(port)? {
+                lacking.push(format!("ztunnel's listener on port {port}"));
+            }
+        }
+        Ok((!lacking.is_empty()).then(|| lacking.join(", ")))
+    })
+}
+
+/// Returns whether the network namespace `id` certainly no longer exists at the runtime's path, on the node at `root`. A
+/// path that exists but is no namespace proves nothing: without mount propagation, every namespace below `root` looks like
+/// that.
+fn is_gone(root: &HostRoot, path: &Path, id: NetnsId) -> bool {
+    let exists = |path: &HostPath| root.reach(path).and_then(|path| path.try_exists()).ok();
+    let is_missing = |path: HostPath| exists(&path.parent()) == Some(true) && exists(&path) == Some(false);
+    match open_netns::on_node(root, path) {
+        Ok(Some(netns)) => netns.id() != id,
+        Ok(None) => path.starts_with(root.mount()) || HostPath::new(path).is_some_and(is_missing),
+        Err(_) => false,
     }
 }
 

@@ -11,7 +11,7 @@ use crate::pod::well_known::{
     EXCLUDE_DNS, EXCLUDE_GIDS, EXCLUDE_INBOUND_PORTS, EXCLUDE_INTERFACES, EXCLUDE_UIDS, INTERCEPTION_MODE,
     KUBEVIRT_INTERFACES,
 };
-use crate::policy::{Interception, InterceptionMode, Redirect};
+use crate::policy::{Guard, Interception, InterceptionMode, Redirect};
 use proptest::prelude::*;
 use scenario::{Scenario, chain};
 use serde_json::{Value, json};
@@ -98,6 +98,22 @@ fn exclusions_apply_to_a_pod_in_the_ambient_mesh_which_is_never_redirected() {
     });
     let output = sidecar.output();
     assert_eq!((output.decision, output.policy.ambient), (Decision::Redirect, false));
+}
+
+/// A running pod gets no sidecar. Its label takes it out of the mesh.
+#[test]
+fn an_annotation_does_not_end_the_guard_of_a_running_pod_in_the_ambient_mesh() {
+    let scenario = chain(json!([{"type": "mesh-guard"}])).ambient();
+    let guard = scenario.output().policy.guard;
+    assert!(matches!(guard, Some(Guard::Ambient(_))), "{guard:?}");
+    let annotated = scenario.annotated("sidecar.istio.io/status", "{}");
+    assert_eq!(annotated.output().policy.guard, None, "a new pod");
+    let started = StartedWith { ambient_guard: true, ..StartedWith::default() };
+    for with_requests in [true, false] {
+        assert_eq!(annotated.run_again_with(started, with_requests).policy.guard, guard);
+    }
+    let left = annotated.pod(|pod| drop(pod.labels.insert("istio.io/dataplane-mode".into(), "none".into())));
+    assert_eq!(left.run_again_with(started, true).policy.guard, None);
 }
 
 #[test]

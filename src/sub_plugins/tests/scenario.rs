@@ -122,7 +122,10 @@ impl Scenario {
     }
 
     pub(in super::super) fn run_again(&self, redirection: bool, with_requests: bool) -> RepeatedOutput {
-        let started = StartedWith { redirection, guard: false };
+        self.run_again_with(StartedWith { redirection, ..StartedWith::default() }, with_requests)
+    }
+
+    pub(in super::super) fn run_again_with(&self, started: StartedWith, with_requests: bool) -> RepeatedOutput {
         run_again(&self.chain, &self.input(), started, with_requests).expect("valid blocks")
     }
 

@@ -1,30 +1,9 @@
 //! Several releases in one cluster.
 
 use super::helm::{Helm, PLATFORM};
-use super::inventory::{difference, inventory, objects_of};
+use super::inventory::inventory;
 use crate::control_plane::ControlPlane;
-use crate::shipped::{NAMESPACE, manifests, prepare};
-
-#[test]
-fn two_releases_are_independent_in_each_order() {
-    let plane = ControlPlane::start();
-    let (admin, helm) = (plane.admin(), Helm::new(&plane));
-    prepare(&admin);
-    let empty = inventory(&admin);
-    let openshift = ["--set", "global.platform=openshift"];
-    let excludedns = ["-f", "manifests/chart/values-excludedns.yaml"];
-    for (first, second) in [("detour", "excludedns"), ("excludedns", "detour")] {
-        helm.upgrade("detour", &openshift);
-        helm.upgrade("excludedns", &excludedns);
-        let stays = objects_of(&admin, second, NAMESPACE);
-        assert!(stays.len() > 8, "{stays:#?}");
-        helm.upgrade(first, &["--reuse-values", "--set", "logLevel=debug"]);
-        helm.uninstall(first, NAMESPACE);
-        assert_eq!(objects_of(&admin, second, NAMESPACE), stays);
-        helm.uninstall(second, NAMESPACE);
-        assert_eq!(difference(&empty, &inventory(&admin)), [""; 0]);
-    }
-}
+use crate::shipped::{manifests, prepare};
 
 #[test]
 fn releases_of_one_name_in_two_namespaces_need_different_object_names() {

@@ -87,35 +87,3 @@ fn an_upgrade_that_would_rename_the_objects_is_refused() {
     helm.uninstall("mesh", NAMESPACE);
     assert_eq!(difference(&empty, &inventory(&admin)), [""; 0]);
 }
-
-#[test]
-fn wrong_values_are_refused_and_change_nothing() {
-    let plane = ControlPlane::start();
-    let (admin, helm) = (plane.admin(), Helm::new(&plane));
-    prepare(&admin);
-    let empty = inventory(&admin);
-    for (values, message) in [
-        ("global.platfrom=openshift", "platfrom"),
-        ("definitions=maybe", "definitions"),
-        ("attachments[0].nam=a", "attachments"),
-        ("attachments[0].name=A", "attachments"),
-        (
-            "attachments[0].name=a,attachments[1].name=a,attachments[1].dialect=nftables",
-            "attachments: two entries for \"a\" with different keys",
-        ),
-    ] {
-        for arguments in [vec!["--set", values], vec!["--set", values, "--dry-run=server"]] {
-            let refused = helm.try_upgrade("detour", &arguments).expect_err(values);
-            assert!(refused.contains(message), "{values}: {refused}");
-        }
-    }
-    assert_eq!(inventory(&admin), empty);
-    // Two entries with equal keys are one attachment.
-    let values = "attachments[0].name=a,attachments[1].name=a,attachments[1].namespace=shop";
-    helm.upgrade("detour", &["--set", values]);
-    let config =
-        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": NAMESPACE, "name": "detour-agent"}});
-    let config = admin.get(&config).expect("installed");
-    let attachments = config["data"]["attachments.json"].as_str().expect("text");
-    assert_eq!(serde_json::from_str::<Value>(attachments).expect("JSON"), json!([{"name": "a"}]));
-}

@@ -4,26 +4,8 @@ use super::*;
 use crate::world::Ruleset;
 use detour_cni::cni::Code;
 use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
-use std::time::Duration;
 
 const STATE: &str = "/run/detour/attachments";
-/// How many processes are killed while they apply a policy, in each dialect.
-const KILLS: u32 = 12;
-/// The system calls that fail, with their errors.
-const FAULTS: [(&str, &str); 7] = [
-    ("flock", "ENOLCK"),
-    ("recvfrom", "ENOBUFS"),
-    ("renameat2", "EIO"),
-    ("sendto", "ENOMEM"),
-    ("setns", "EPERM"),
-    ("unlink", "EIO"),
-    ("write", "ENOSPC"),
-];
-/// How many calls of each kind fail, one after another.
-const FAULTS_OF_EACH: u32 = 3;
-/// The variable with the container of a process that is killed.
-const CONTAINER: &str = "LIVE_POLICY_CONTAINER";
 
 /// The pod's rules and its saved state.
 #[derive(Debug, PartialEq)]
@@ -53,108 +35,6 @@ fn record(world: &World) -> PathBuf {
 /// Whether a change was not completed.
 fn is_interrupted(world: &World) -> bool {
     snapshot(world).records.values().any(|record| !String::from_utf8_lossy(record).contains("\"before\":null"))
-}
-
-in_both_dialects! {
-    fn a_killed_process_leaves_the_old_or_the_new_rules_and_the_next_one_completes(dialect) {
-        let world = World::new(Families::Both);
-        let states = [false, true].map(|excludes| written(&world, Dns::Captured, &annotations(excludes)));
-        let configuration = dialect.of(exclude_1337(&states[0]));
-        world.add(&configuration);
-        world.call("ADD", &configuration).interface("net2").run().done();
-        let mut usual = Duration::ZERO;
-        let expected = [1, 0].map(|index| {
-            let start = Instant::now();
-            follow(&world, &states[index]).expect("applied");
-            usual = start.elapsed();
-            rules(&world)
-        });
-        let (mut old, mut interrupted) = (0, 0);
-        for kill in 0..KILLS {
-            let mut child = applying(Command::new(this_program()), &world, &states[1])
-                .stdout(Stdio::piped())
-                .spawn()
-                .expect("it starts");
-            let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().expect("it is piped")));
-            assert!(lines.any(|line| line.expect("text").contains("ready")), "it applies the policy");
-            let deadline = Instant::now() + usual * kill * 3 / 2 / KILLS;
-            while Instant::now() < deadline {
-                std::hint::spin_loop();
-            }
-            child.kill().expect("it can be killed");
-            child.wait().expect("it ends");
-            let found = rules(&world);
-            assert!(expected.contains(&found), "after kill {kill}: {found:?}");
-            old += u32::from(found == expected[1]);
-            interrupted += u32::from(is_interrupted(&world));
-            // What is in the kernel is known: the next change leaves nothing of it.
-            let next = usize::try_from(kill).expect("small") % 2;
-            follow(&world, &states[next]).expect("completed");
-            assert_eq!(rules(&world), expected[1 - next], "after kill {kill}");
-            assert!(!is_interrupted(&world));
-            follow(&world, &states[0]).expect("applied");
-        }
-        println!("{old} of {KILLS} processes left the old rules, {interrupted} an interrupted change");
-    }
-
-    fn a_system_call_that_fails_leaves_the_old_or_the_new_rules(dialect) {
-        let world = World::new(Families::Both);
-        let states = [false, true].map(|excludes| written(&world, Dns::Captured, &annotations(excludes)));
-        let configuration = dialect.of(exclude_1337(&states[0]));
-        world.add(&configuration);
-        world.call("ADD", &configuration).interface("net2").run().done();
-        let new = {
-            follow(&world, &states[1]).expect("applied");
-            rules(&world)
-        };
-        follow(&world, &states[0]).expect("applied");
-        let before = snapshot(&world);
-        let mut failed = 0;
-        for (fault, number) in FAULTS.iter().flat_map(|fault| (1..=FAULTS_OF_EACH).map(move |number| (fault, number))) {
-            let mut strace = Command::new("strace");
-            let inject = format!("inject={}:error={}:when={number}", fault.0, fault.1);
-            strace.args(["-f", "-qq", "-o", "/dev/null", "-e", &inject]).arg(this_program());
-            let output = applying(strace, &world, &states[1]).output().expect("strace is needed");
-            let left = snapshot(&world);
-            let is_new = left.rules == new;
-            assert!(is_new || left.rules == before.rules, "{inject}: {left:#?}");
-            if !output.status.success() && !is_new && !is_interrupted(&world) {
-                failed += 1;
-                assert_eq!(left.records, before.records, "{inject}");
-            }
-            follow(&world, &states[1]).expect("completed");
-            assert_eq!(rules(&world), new, "{inject}");
-            follow(&world, &states[0]).expect("applied");
-            assert_eq!(snapshot(&world), before, "{inject}");
-        }
-        assert!(failed >= FAULTS.len(), "{failed}");
-    }
-}
-
-fn this_program() -> PathBuf {
-    std::env::current_exe().expect("this program")
-}
-
-/// Completes a command that runs this program, so that it applies the policy of the manifests.
-fn applying(mut command: Command, world: &World, manifests: &Path) -> Command {
-    command
-        .args(["--exact", "live_policy::failures::a_process_that_is_killed", "--ignored", "--nocapture"])
-        .env(CONTAINER, format!("{}:{}", world.name, manifests.display()))
-        .stdin(Stdio::null());
-    command
-}
-
-/// Runs in a process of its own, which is killed.
-#[test]
-#[ignore = "a part of the test above"]
-fn a_process_that_is_killed() {
-    let Ok(target) = std::env::var(CONTAINER) else { return };
-    let (container, manifests) = target.split_once(':').expect("a container and a directory");
-    let facts = facts(Path::new(manifests));
-    println!("ready");
-    RepeatedAdd { root: Path::new(NODE), facts: Some(&facts), installed: &[], restores: true, found: None }
-        .run(container)
-        .expect("applied");
 }
 
 #[test]

@@ -26,13 +26,6 @@ fn is_current(world: &World, manifests: &Path) {
 }
 
 in_both_dialects! {
-    fn an_add_leaves_a_current_policy(dialect) {
-        let world = World::new(Families::Both);
-        let state = written(&world, Dns::Captured, &annotations(true));
-        world.add(&dialect.of(exclude_1337(&state)));
-        is_current(&world, &state);
-    }
-
     fn an_adaptation_to_another_redirection_is_no_change_and_remains(dialect) {
         let world = redirected_world(Dns::Captured);
         let state = written(&world, Dns::Left, &[]);

@@ -72,11 +72,19 @@ impl Sandbox {
         ExcludedContainers::find_in(&self.store(), SANDBOX, &HostRoot::new("/"))
     }
 
+    /// Returns the error of a change. The excluded containers are known nevertheless.
+    fn error(&self, root: &HostRoot) -> Error {
+        let found = ExcludedContainers::find_in(&self.store(), SANDBOX, root).expect("readable");
+        let found = found.expect("excluded containers");
+        assert_eq!(found.policy().containers.len(), 1);
+        found.reconcile(root, ObservedContainers::default()).expect_err("no network namespace")
+    }
+
     /// Returns the changes. The elements afterwards must be those of the sets.
     fn reconcile(&self, observed: ObservedContainers<'_>) -> ContainerChanges {
         let excluded = self.find().expect("readable").expect("excluded containers");
-        let mut changes = excluded.reconcile(observed).expect("reconciled");
-        let mut live = excluded.netns.enter_without_lock(container_elements).expect("listed");
+        let mut changes = excluded.reconcile(&HostRoot::new("/"), observed).expect("reconciled");
+        let mut live = container_elements().expect("listed");
         changes.live.sort_unstable();
         live.sort_unstable();
         assert_eq!(changes.live, live);
@@ -201,7 +209,7 @@ fn damaged_state_and_a_missing_table_or_namespace_are_errors_with_their_object()
     sandbox.nft("delete table inet detour-exclusions");
     let found = sandbox.find().expect("readable").expect("excluded containers");
     for observed in [observed, ObservedContainers::default()] {
-        let error = found.reconcile(observed).expect_err("no table");
+        let error = found.reconcile(&HostRoot::new("/"), observed).expect_err("no table");
         assert_eq!(error.code, Code::Drift);
         assert!(error.msg.starts_with("table inet detour-exclusions: expected set excluded-all, got none"), "{error}");
     }
@@ -210,7 +218,7 @@ fn damaged_state_and_a_missing_table_or_namespace_are_errors_with_their_object()
     let text = fs::read_to_string(&file).expect("readable");
     fs::write(&file, text.replace(&sandbox.netns_path().display().to_string(), "/run/netns/detour-none"))
         .expect("written");
-    let error = sandbox.find().expect_err("gone");
+    let error = sandbox.error(&HostRoot::new("/"));
     assert_eq!(error.code, Code::InvalidNetns);
     assert!(error.msg.starts_with("network namespace /run/netns/detour-none: gone"), "{error}");
 
@@ -223,7 +231,7 @@ fn damaged_state_and_a_missing_table_or_namespace_are_errors_with_their_object()
     let other = other.join().expect("no panic");
     let path = format!("/proc/{}/fd/{}", std::process::id(), other.as_raw_fd());
     fs::write(&file, text.replace(&sandbox.netns_path().display().to_string(), &path)).expect("written");
-    assert_eq!(sandbox.find().expect_err("another one").code, Code::InvalidNetns);
+    assert_eq!(sandbox.error(&HostRoot::new("/")).code, Code::InvalidNetns);
 
     fs::write(&file, "{").expect("written");
     let error = sandbox.find().expect_err("damaged");
@@ -238,17 +246,17 @@ fn the_path_of_the_runtime_is_mapped_below_the_mount_of_the_node() {
     let file = sandbox.directory.join("state/sandbox/n@net1.json");
     let text = fs::read_to_string(&file).expect("readable");
     let visible_here = ExcludedContainers::find_in(&sandbox.store(), SANDBOX, &root).expect("readable");
-    assert!(visible_here.is_some(), "nothing is mounted below the root");
+    let changed = visible_here.expect("excluded containers").reconcile(&root, ObservedContainers::default());
+    assert!(changed.is_ok(), "nothing is mounted below the root");
     fs::write(&file, text.replace(&sandbox.netns_path().display().to_string(), "/run/netns/pod")).expect("written");
-    let find = || ExcludedContainers::find_in(&sandbox.store(), SANDBOX, &root);
-    let error = find().expect_err("not mounted");
+    let error = sandbox.error(&root);
     assert_eq!(error.code, Code::InvalidNetns);
     let why = "network namespace /run/netns/pod: /run/netns is not mounted here; set the chart's value cniNetnsDir";
     assert!(error.msg.starts_with(why), "{error}");
     let mounted = root.mount().join("run/netns/pod");
     fs::create_dir_all(mounted.parent().expect("a parent")).expect("made");
     fs::write(&mounted, "").expect("written");
-    let error = find().expect_err("no namespace");
+    let error = sandbox.error(&root);
     assert_eq!(error.code, Code::InvalidNetns);
     assert!(error.msg.starts_with("network namespace /run/netns/pod: gone"), "{error}");
     let path = sandbox.netns_path();
@@ -259,9 +267,9 @@ fn the_path_of_the_runtime_is_mapped_below_the_mount_of_the_node() {
         };
         mount(&["--make-rprivate".as_ref(), "/".as_ref()]);
         mount(&["--bind".as_ref(), path.as_ref(), mounted.as_ref()]);
-        ExcludedContainers::find_in(&Store::new(file.ancestors().nth(2).expect("a parent")), SANDBOX, &root)
-            .map(|found| found.map(|found| found.netns.id()))
+        let store = Store::new(file.ancestors().nth(2).expect("a parent"));
+        let found = ExcludedContainers::find_in(&store, SANDBOX, &root).expect("readable").expect("exclusions");
+        found.reconcile(&root, ObservedContainers { complete: true, ..ObservedContainers::default() })
     });
-    let found = thread.join().expect("no panic").expect("readable");
-    assert_eq!(found, Some(NetnsId::of(&sandbox.netns.metadata().expect("readable"))));
+    thread.join().expect("no panic").expect("the sets of the pod's network namespace");
 }

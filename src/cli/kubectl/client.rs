@@ -1,0 +1,298 @@
+//! Runs `kubectl`: it selects the cluster and the user, reads objects, and runs commands in the agents' containers.
+
+use crate::cli::output::CommandError;
+use clap::Args;
+use detour_cni::cluster::{Definition, DefinitionQuery, Definitions, Lookup, objects};
+use detour_cni::cni::{Code, Error};
+use detour_cni::inspect::{AgentOutput, AgentPod, NodeLabels, ProgramOutput, run_program};
+use detour_cni::pod::Facts;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use std::{fs, thread};
+
+/// The maximum output of a command in an agent's container, in bytes.
+const MAX_OUTPUT: u64 = 16 << 20;
+/// In how many agents a command runs at the same time.
+const PARALLEL: usize = 16;
+/// The label of the agents' pods and DaemonSets in the manifests of all versions; agents of other products may have it too.
+const AGENT_LABEL: &str = "--selector=app.kubernetes.io/component=agent";
+/// The container of the agent in its pod.
+const CONTAINER: &str = "agent";
+const DEFINITIONS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
+
+/// Selects the cluster, as flags of kubectl.
+#[derive(Debug, Clone, Args)]
+pub(super) struct ConnectionArguments {
+    /// Kubeconfig, as in kubectl
+    #[arg(long, value_name = "FILE", global = true)]
+    kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig, as in kubectl
+    #[arg(long, value_name = "NAME", global = true)]
+    context: Option<String>,
+    /// Namespace of the agents' pods [default: all namespaces]
+    #[arg(long, value_name = "NAMESPACE", global = true)]
+    agent_namespace: Option<String>,
+}
+
+/// `kubectl` or `oc`, with the flags that select the cluster.
+#[derive(Debug, Clone)]
+pub(in crate::cli) struct Kubectl {
+    program: &'static str,
+    flags: Vec<String>,
+    agent_namespace: Option<String>,
+}
+
+impl Kubectl {
+    /// # Errors
+    /// The file of `--kubeconfig` does not exist.
+    pub(super) fn new(program: &'static str, connection: &ConnectionArguments) -> Result<Self, CommandError> {
+        let kubeconfig = connection.kubeconfig.as_ref();
+        if let Some((path, why)) = kubeconfig.and_then(|path| Some((path, fs::metadata(path).err()?))) {
+            return Err(CommandError::Usage(format!("--kubeconfig {}: {why}", path.display())));
+        }
+        let kubeconfig = kubeconfig.map(|path| format!("--kubeconfig={}", path.display()));
+        let context = connection.context.as_ref().map(|name| format!("--context={name}"));
+        let flags = kubeconfig.into_iter().chain(context).collect();
+        Ok(Self { program, flags, agent_namespace: connection.agent_namespace.clone() })
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.program);
+        command.args(&self.flags).args(arguments);
+        command
+    }
+
+    fn failed(&self, what: &str, why: &str) -> Error {
+        Error::new(Code::TryAgain, format!("{} {what}: {why}", self.program))
+    }
+
+    /// Runs kubectl with the user's terminal, because a credential plugin may ask, and returns what it prints.
+    fn read(&self, what: &str, arguments: &[&str]) -> Result<Vec<u8>, Error> {
+        let mut command = self.command(arguments);
+        let output = command.stdin(Stdio::inherit()).stderr(Stdio::inherit()).output();
+        let output = output.map_err(|why| self.failed(what, &format!("{why}; expected it in PATH")))?;
+        match output.status.success() {
+            true => Ok(output.stdout),
+            false => Err(self.failed(what, &format!("{}; see its message above", output.status))),
+        }
+    }
+
+    /// Returns the objects that `kubectl get` finds; none if the named object does not exist.
+    fn get(&self, what: &str, namespace: Option<&str>, selectors: &[&str]) -> Result<Vec<Value>, Error> {
+        let namespace = namespace.map(|name| format!("--namespace={name}"));
+        let flags = ["get", "--output=json", "--ignore-not-found", "--request-timeout=30s"].into_iter();
+        let flags = flags.chain(namespace.as_deref()).chain(selectors.iter().copied()).chain(["--", what]);
+        let text = self.read(&format!("get {what}"), &flags.collect::<Vec<_>>())?;
+        if text.trim_ascii().is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut found: Value = serde_json::from_slice(&text).map_err(|why| self.failed(what, &why.to_string()))?;
+        Ok(match found["items"].take() {
+            Value::Array(items) => items,
+            _ => vec![found],
+        })
+    }
+
+    /// Returns the objects in one or all namespaces.
+    fn list(&self, what: &str, namespace: Option<&str>, selectors: &[&str]) -> Result<Vec<Value>, Error> {
+        let all = namespace.is_none().then_some("--all-namespaces");
+        self.get(what, namespace, &all.into_iter().chain(selectors.iter().copied()).collect::<Vec<_>>())
+    }
+
+    /// Returns the namespace of the context.
+    ///
+    /// # Errors
+    /// kubectl has no context, as in a pod.
+    pub(super) fn namespace(&self) -> Result<String, Error> {
+        let arguments = ["config", "view", "--minify", "--output=jsonpath={..namespace}"];
+        let name = self.read("config view", &arguments)?;
+        let name = String::from_utf8_lossy(name.trim_ascii()).into_owned();
+        Ok(if name.is_empty() { "default".to_owned() } else { name })
+    }
+
+    /// Returns a pod in a namespace, by default in that of the context.
+    ///
+    /// # Errors
+    /// kubectl fails, or there is no such pod.
+    pub(super) fn pod(&self, namespace: Option<&str>, name: &str) -> Result<Value, Error> {
+        // As in kubectl logs and kubectl exec.
+        let name = ["pod/", "pods/", "po/"].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
+        let failed = |what: String| Error::new(Code::PodUnknown, what);
+        if !name.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c)) {
+            return Err(failed(format!("pod {name:?}: not a name of a pod")));
+        }
+        let found = self.get(&format!("pod/{name}"), namespace, &[])?.pop();
+        found.ok_or_else(|| match namespace {
+            Some(namespace) => failed(format!("pod {namespace}/{name}: not found")),
+            None => failed(format!("pod {name}: not found in the namespace of the context; add -n NAMESPACE")),
+        })
+    }
+
+    /// Returns a pod with its namespace.
+    ///
+    /// # Errors
+    /// As [`Self::pod`]; an object is invalid.
+    pub(in crate::cli) fn facts(&self, namespace: Option<&str>, name: &str) -> Result<Facts, Error> {
+        let pod = self.pod(namespace, name)?;
+        let namespace = pod["metadata"]["namespace"].as_str().unwrap_or("default").to_owned();
+        let mut items = self.get(&format!("namespace/{namespace}"), None, &[])?;
+        items.push(pod);
+        let list = json!({"kind": "List", "items": items}).to_string();
+        let mut found = objects(Path::new(self.program), &list, &namespace)?;
+        let pod = found.pods.pop().ok_or_else(|| self.failed("get pod", "expected a pod"))?.pod;
+        Ok(Facts { pod, namespace: found.namespaces.pop() })
+    }
+
+    /// Returns the agents' pods on one or all nodes, sorted by node, namespace and name.
+    ///
+    /// # Errors
+    /// kubectl fails.
+    pub(super) fn agents(&self, node: Option<&str>) -> Result<Vec<AgentPod>, Error> {
+        let on_node = node.map(|node| format!("--field-selector=spec.nodeName={node}"));
+        let selectors: Vec<&str> = [AGENT_LABEL].into_iter().chain(on_node.as_deref()).collect();
+        let found = self.list("pods", self.agent_namespace.as_deref(), &selectors)?;
+        let mut agents: Vec<AgentPod> = found.iter().filter_map(AgentPod::of).collect();
+        agents.sort_unstable_by(|a, b| (&a.node, &a.object).cmp(&(&b.node, &b.object)));
+        Ok(agents)
+    }
+
+    /// Returns the DaemonSets of agents, and perhaps those of other products.
+    ///
+    /// # Errors
+    /// kubectl fails.
+    pub(super) fn daemon_sets(&self) -> Result<Vec<Value>, Error> {
+        self.list("daemonsets.apps", self.agent_namespace.as_deref(), &[AGENT_LABEL])
+    }
+
+    /// Returns the nodes that a label selector selects, sorted by name.
+    ///
+    /// # Errors
+    /// kubectl fails.
+    pub(super) fn nodes(&self, selector: Option<&str>) -> Result<Vec<NodeLabels>, Error> {
+        let selector = selector.map(|labels| format!("--selector={labels}"));
+        let found = self.get("nodes", None, &selector.as_deref().into_iter().collect::<Vec<_>>())?;
+        let mut nodes: Vec<NodeLabels> = found.iter().filter_map(NodeLabels::of).collect();
+        nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        Ok(nodes)
+    }
+
+    /// Returns the pods on a node, in one or all namespaces.
+    ///
+    /// # Errors
+    /// kubectl fails.
+    pub(super) fn pods_of_node(&self, node: &str, namespace: Option<&str>) -> Result<Vec<Value>, Error> {
+        self.list("pods", namespace, &[&format!("--field-selector=spec.nodeName={node}")])
+    }
+
+    /// Runs a command in all these agents. Returns the output of each, or why there is none.
+    pub(super) fn run_in_all(
+        &self,
+        agents: &[&AgentPod],
+        words: &[&str],
+        timeout: Duration,
+    ) -> Vec<Result<AgentOutput, String>> {
+        let next = AtomicUsize::new(0);
+        let outputs: Vec<OnceLock<_>> = agents.iter().map(|_| OnceLock::new()).collect();
+        thread::scope(|scope| {
+            for _ in 0..agents.len().min(PARALLEL) {
+                scope.spawn(|| {
+                    while let Some((agent, output)) = {
+                        let index = next.fetch_add(1, Ordering::Relaxed);
+                        agents.get(index).zip(outputs.get(index))
+                    } {
+                        output.get_or_init(|| self.run_in(agent, words, timeout));
+                    }
+                });
+            }
+        });
+        let none = || Err("no result".to_owned());
+        outputs.into_iter().map(|output| output.into_inner().unwrap_or_else(none)).collect()
+    }
+
+    /// Runs a command in the agent's container.
+    ///
+    /// # Errors
+    /// The container is not running, kubectl fails, or the command does not end in time.
+    pub(super) fn run_in(&self, agent: &AgentPod, words: &[&str], timeout: Duration) -> Result<AgentOutput, String> {
+        let AgentPod { object, stopped, .. } = agent;
+        let failed = |why: &str| format!("pod {object}: container {CONTAINER}: {why}");
+        if let Some(reason) = stopped {
+            let next = format!("see kubectl describe pod -n {} {}", object.namespace, object.name);
+            return Err(failed(&format!("not running: {reason}; {next}")));
+        }
+        let place = ["exec", "--namespace", &object.namespace, "--container", CONTAINER, &object.name, "--"];
+        let output = run(self.command(&[&place, words].concat()), timeout).map_err(|why| failed(&why))?;
+        // clap's messages about a command or an option that the agent's version does not know.
+        let unknown = ["unrecognized subcommand", "unexpected argument"];
+        match output.code == 2 && unknown.iter().any(|text| output.stderr.contains(text)) {
+            true => Err(format!("the agent in pod {object} is too old for this command; upgrade its release")),
+            false => Ok(output),
+        }
+    }
+}
+
+impl Definitions for Kubectl {
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
+        let look_up = |DefinitionQuery { object, .. }: &DefinitionQuery| {
+            let what = format!("{DEFINITIONS}/{}", object.name);
+            let Some(found) = self.get(&what, Some(&object.namespace), &[])?.pop() else {
+                return Ok(Lookup::Missing("not found".to_owned()));
+            };
+            let found: Option<Definition> =
+                objects(Path::new(self.program), &found.to_string(), &object.namespace)?.definitions.pop();
+            Ok(found.map_or_else(|| Lookup::Missing("expected a definition".to_owned()), Lookup::Found))
+        };
+        wanted.iter().map(look_up).collect()
+    }
+
+    fn namespaces_with_definition(&self, _: &str) -> Option<Vec<String>> {
+        None
+    }
+}
+
+/// Runs `kubectl exec` until `timeout`.
+fn run(mut command: Command, timeout: Duration) -> Result<AgentOutput, String> {
+    let ProgramOutput { stdout, stderr, status } = run_program(&mut command, MAX_OUTPUT, timeout)?;
+    if [&stdout, &stderr].iter().any(|stream| stream.len() as u64 > MAX_OUTPUT) {
+        return Err(format!("output: expected at most {MAX_OUTPUT} bytes, got more"));
+    }
+    let mut stderr = String::from_utf8_lossy(&stderr).into_owned();
+    let Some(code) = status.code().and_then(|code| u8::try_from(code).ok()) else { return Err(status.to_string()) };
+    if code != 0 {
+        // kubectl writes this line if the command ran, and exits with the command's code (kubectl, `cmd/util`, `checkErr`).
+        let Some(rest) = stderr.strip_suffix(&format!("command terminated with exit code {code}\n")) else {
+            return Err(format!("kubectl exec: {}", stderr.trim()));
+        };
+        stderr = rest.to_owned();
+    }
+    Ok(AgentOutput { stdout, stderr, code })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Result<AgentOutput, String> {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        run(command, Duration::from_secs(60))
+    }
+
+    #[test]
+    fn the_exit_code_is_that_of_the_command_or_kubectl_has_failed() {
+        let output = |stderr: &str, code| AgentOutput { stdout: b"a".to_vec(), stderr: stderr.to_owned(), code };
+        assert_eq!(shell("printf a; printf b >&2"), Ok(output("b", 0)));
+        let ended = "printf a; printf 'x\\ncommand terminated with exit code 7\\n' >&2; exit 7";
+        assert_eq!(shell(ended), Ok(output("x\n", 7)));
+        let failed = shell("echo 'error: unable to upgrade connection' >&2; exit 1").expect_err("kubectl failed");
+        assert_eq!(failed, "kubectl exec: error: unable to upgrade connection");
+        // The words alone are not enough.
+        assert!(shell("echo 'command terminated with exit code 2' >&2; exit 1").is_err());
+        let large = shell(&format!("head -c {} /dev/zero", MAX_OUTPUT + 1));
+        assert!(large.expect_err("too large").contains("at most 16777216 bytes"));
+    }
+}

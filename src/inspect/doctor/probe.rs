@@ -1,0 +1,357 @@
+//! Checks with real packets (`--probe`): a few are sent in the pod's network namespace to addresses that are reserved for
+//! documentation, and the real destination of each is compared with the policy.
+//!
+//! The application receives nothing. A connection that the proxy accepts is closed without a byte. If no process listens
+//! on the proxy's port, the doctor listens there for the moment.
+
+use super::checks::{self, Check};
+use super::report::{CheckVerdict, Results};
+use super::rules::{LOCK_TIMEOUT, ProbeUser, Users};
+use crate::cni::{Code, DEFAULT_INTERFACE, Error};
+use crate::firewall::nfnetlink::{Connection, NfSocket};
+use crate::firewall::rule::protocol_number;
+use crate::firewall::{Arrival, Destination, Packet, RuleFormat, RulesetView, Sender};
+use crate::inspect::explain::covers_everything;
+use crate::netns::find::FoundNetns;
+use crate::netns::own_addresses;
+use crate::pod::Facts;
+use crate::policy::{DnsCapture, Exclusion, Ipv6, Policy, Protocol, Ranges, Redirect, TrafficOwner};
+use ipnet::IpNet;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, connect, getsockname, getsockopt, send, socket,
+    sockopt,
+};
+use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
+use std::fs::File;
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+const DNS_PORT: u16 = 53;
+/// UIDs that no container uses: `nobody`, and one above OpenShift's ranges.
+const UNUSED_UIDS: [u32; 2] = [65534, 2_000_000_001];
+const DETOURED: &str = "follow such a packet rule by rule with detour trace; see rules-first and rules-equal";
+
+/// The means of the probes: policy, rules, users and the token.
+struct Range<'a> {
+    policy: &'a Policy,
+    view: RulesetView,
+    own: Vec<IpAddr>,
+    /// UIDs whose traffic may be captured.
+    users: Vec<ProbeUser>,
+    known_as: Users,
+    token: [u8; 16],
+}
+
+/// Sends the probes and adds the checks.
+pub(super) fn examine(
+    found: Option<&FoundNetns>,
+    policy: Option<&Policy>,
+    facts: Option<&Facts>,
+    results: &mut Results,
+) {
+    let mut shoot = |check: &Check, shot: &(dyn Fn(&Range<'_>) -> CheckVerdict + Sync)| {
+        results.run(check, || {
+            let (Some(found), Some(policy)) = (found, policy) else {
+                return CheckVerdict::not_checked("no attachment has rules in this network namespace");
+            };
+            let shot = || Range::of(policy, facts).map(|range| shot(&range));
+            let verdict = found.open().and_then(|sandbox| sandbox.enter(LOCK_TIMEOUT, shot));
+            verdict.unwrap_or_else(|error| CheckVerdict::not_checked(error.to_string()))
+        });
+    };
+    shoot(checks::PROBE_CAPTURED, &|range| CheckVerdict::merged([range.outbound(), range.dns()]));
+    shoot(checks::PROBE_EXCLUDED, &|range| CheckVerdict::merged([range.excluded(), range.excluded_dns()]));
+}
+
+impl<'a> Range<'a> {
+    fn of(policy: &'a Policy, facts: Option<&Facts>) -> Result<Self, Error> {
+        let mut token = [0; 16];
+        #[expect(clippy::disallowed_methods, reason = "a device of the kernel's own")]
+        let random = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut token));
+        random.map_err(|error| Error::new(Code::Io, format!("can't read /dev/urandom: {error}")))?;
+        let known = facts.iter().flat_map(|facts| facts.pod.all_containers().map(|c| (&facts.pod, c)));
+        let known = known.filter_map(|(pod, container)| {
+            let uid = u32::try_from(pod.user_of(container)?).ok()?;
+            let gid = pod.group_of(container).and_then(|gid| u32::try_from(gid).ok());
+            Some(ProbeUser { uid, gid: gid.unwrap_or(uid) })
+        });
+        let strangers = UNUSED_UIDS.map(|id| ProbeUser { uid: id, gid: id });
+        let known_as = Users::here()?;
+        let users = known.chain(strangers).filter(|user| known_as.outside(*user).is_some()).collect();
+        // Packets arrive at the same destinations in both rule formats.
+        let view = RulesetView::of_policy(policy, RuleFormat::default());
+        Ok(Self { policy, view, own: own_addresses()?, users, known_as, token })
+    }
+
+    /// Returns an address that is reserved for documentation (RFC 5737, RFC 3849), for each address family of the pod
+    /// that has rules.
+    fn nowhere(&self) -> Vec<IpAddr> {
+        let last = self.token[0].clamp(1, 254);
+        let v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into());
+        let both = [IpAddr::V4(Ipv4Addr::new(192, 0, 2, last)), v6.into()];
+        both.into_iter().filter(|ip| self.serves(*ip)).collect()
+    }
+
+    fn serves(&self, ip: IpAddr) -> bool {
+        let off = ip.is_ipv6() && self.policy.redirect().is_some_and(|redirect| redirect.ipv6 == Ipv6::Off);
+        !off && self.own.iter().any(|own| own.is_ipv4() == ip.is_ipv4())
+    }
+
+    fn port(&self) -> u16 {
+        20_000 + u16::from_be_bytes([self.token[1], self.token[2]]) % 10_000
+    }
+
+    /// Returns the destination according to the policy.
+    fn wanted(&self, user: ProbeUser, to: SocketAddr, protocol: Protocol) -> Arrival {
+        let from = Sender::Process { uid: user.uid, gid: Some(user.gid), set: None };
+        let packet = Packet::first(from, Destination { address: to, protocol }, &self.own, DEFAULT_INTERFACE);
+        self.view.evaluate(packet).arrival
+    }
+
+    /// Returns, for each address family, a user and an address that the policy redirects.
+    fn captured(&self, to: &[SocketAddr], protocol: Protocol) -> Vec<(ProbeUser, SocketAddr)> {
+        let of = |v4: bool| {
+            let mut pairs =
+                to.iter().filter(|to| to.is_ipv4() == v4).flat_map(|to| self.users.iter().map(|user| (*user, *to)));
+            pairs.find(|(user, to)| matches!(self.wanted(*user, *to, protocol), Arrival::Sidecar(_)))
+        };
+        [true, false].into_iter().filter_map(of).collect()
+    }
+
+    fn outbound(&self) -> CheckVerdict {
+        let Some(redirect) = self.policy.redirect() else {
+            return CheckVerdict::not_checked("this plugin redirects nothing in the pod");
+        };
+        let to: Vec<_> = self.addresses(redirect).into_iter().map(|ip| SocketAddr::new(ip, self.port())).collect();
+        let probes = self.captured(&to, Protocol::Tcp).into_iter().map(|(user, to)| {
+            let loopback: IpAddr = if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+            // Connection tracking forgets a connection that is refused. The port is in use if the proxy listens.
+            let in_its_place = TcpListener::bind((loopback, redirect.proxy_port));
+            self.send(user, to, Protocol::Tcp, &[], |fate| {
+                Ok(match (fate.taken, &in_its_place) {
+                    (false, _) => "the connection was not accepted",
+                    (true, Ok(_)) => "the doctor accepted the connection in the proxy's place",
+                    (true, Err(_)) => "the proxy accepted the connection",
+                })
+            })
+        });
+        united(probes, "no probe address is redirected")
+    }
+
+    /// Returns the destinations to try: documentation addresses, or else addresses in the captured ranges.
+    fn addresses(&self, redirect: &Redirect) -> Vec<IpAddr> {
+        let included = match &redirect.outbound_ip_ranges_include {
+            Ranges::All => &[][..],
+            Ranges::List(nets) => nets,
+        };
+        let included = included.iter().map(IpNet::broadcast).filter(|ip| self.serves(*ip));
+        self.nowhere().into_iter().chain(included).collect()
+    }
+
+    fn dns(&self) -> CheckVerdict {
+        let servers: Vec<IpAddr> = match self.policy.redirect().map(|redirect| &redirect.dns) {
+            None | Some(DnsCapture::Off) => return CheckVerdict::not_checked("DNS is not captured"),
+            Some(DnsCapture::All) => self.nowhere(),
+            Some(DnsCapture::Servers { v4, v6 }) => {
+                let all = v4.iter().map(|ip| IpAddr::V4(*ip)).chain(v6.iter().map(|ip| IpAddr::V6(*ip)));
+                all.filter(|ip| self.serves(*ip)).collect()
+            }
+        };
+        let to: Vec<_> = servers.into_iter().map(|server| SocketAddr::new(server, DNS_PORT)).collect();
+        let query = self.query();
+        let probes = self.captured(&to, Protocol::Udp).into_iter().map(|(user, to)| {
+            let how = ["no answer", "answer received"];
+            self.send(user, to, Protocol::Udp, &query, |fate| Ok(how[usize::from(fate.taken)]))
+        });
+        united(probes, "no user's DNS query is captured")
+    }
+
+    fn excluded(&self) -> CheckVerdict {
+        let everything = self.policy.exclusions.iter().filter(|exclusion| covers_everything(exclusion));
+        let user = everything.into_iter().find_map(|exclusion| self.user_of(exclusion.owner));
+        let probes = user.into_iter().flat_map(|user| self.nowhere().into_iter().map(move |ip| (user, ip)));
+        let probes = probes.map(|(user, ip)| {
+            let to = SocketAddr::new(ip, self.port());
+            self.send(user, to, Protocol::Tcp, &[], |_| Ok("sent to its destination"))
+        });
+        united(probes, "no user is excluded for all traffic")
+    }
+
+    fn excluded_dns(&self) -> CheckVerdict {
+        let query = self.query();
+        let is_dns = |e: &&Exclusion| {
+            let port = e.ports.is_empty() || e.ports.iter().any(|p| p.first <= DNS_PORT && DNS_PORT <= p.last);
+            e.protocol != Some(Protocol::Tcp) && port
+        };
+        let Some(exclusion) = self.policy.exclusions.iter().find(is_dns) else {
+            return CheckVerdict::not_checked("no DNS query is excluded");
+        };
+        let resolvers = match exclusion.destination {
+            Some(net) => [net.addr()].into_iter().filter(|ip| self.serves(*ip)).collect(),
+            None => self.nowhere(),
+        };
+        let probes = self.user_of(exclusion.owner).into_iter().flat_map(|user| {
+            let query = &query;
+            resolvers.iter().map(move |ip| {
+                let to = SocketAddr::new(*ip, DNS_PORT);
+                self.send(user, to, Protocol::Udp, query, |fate| match fate.entries {
+                    1 => Ok("tracked once"),
+                    entries => Err(format!("tracked {entries} times, so that its answers are lost")),
+                })
+            })
+        });
+        united(probes, "the pod has no address of the resolver's family")
+    }
+
+    /// Returns a user whose traffic the owner covers.
+    fn user_of(&self, owner: TrafficOwner) -> Option<ProbeUser> {
+        let stranger = UNUSED_UIDS[0];
+        match owner {
+            TrafficOwner::Any => self.users.first().copied(),
+            TrafficOwner::Uid(range) => Some(ProbeUser { uid: range.first, gid: stranger }),
+            TrafficOwner::Gid(range) => Some(ProbeUser { uid: stranger, gid: range.first }),
+        }
+    }
+
+    /// Returns a DNS query for a random name below `invalid` (RFC 1035, section 4.1; RFC 2606).
+    fn query(&self) -> Vec<u8> {
+        let label: String = self.token.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut query = vec![self.token[0], self.token[1], 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+        for label in [label.as_bytes(), b"invalid"] {
+            // A label has 63 bytes at the most; these have 32 and 7.
+            query.push(label.len() as u8);
+            query.extend(label);
+        }
+        query.extend([0, 0, 1, 0, 1]);
+        query
+    }
+
+    /// Sends a probe and compares its destination with the policy. `how` adds a detail, or an error.
+    fn send(
+        &self,
+        user: ProbeUser,
+        to: SocketAddr,
+        protocol: Protocol,
+        text: &[u8],
+        how: impl FnOnce(ProbeResult) -> Result<&'static str, String>,
+    ) -> CheckVerdict {
+        let ProbeUser { uid, gid } = user;
+        let Some(outside) = self.known_as.outside(user) else {
+            return CheckVerdict::not_checked(format!("the pod has no UID {uid} (hostUsers: false)"));
+        };
+        let fate = match send_as(outside, protocol, to, text) {
+            Ok(fate) => fate,
+            Err(error) => return CheckVerdict::not_checked(error.to_string()),
+        };
+        let wanted = self.wanted(user, to, protocol);
+        let is_there = match wanted {
+            Arrival::Sidecar(port) | Arrival::Ztunnel(port) | Arrival::Redirected(port) => {
+                fate.at != to && fate.at.port() == port
+            }
+            Arrival::Direct | Arrival::Dropped | Arrival::Rejected | Arrival::Unknown => fate.at == to,
+        };
+        let at = if fate.at == to { "directly".to_owned() } else { format!("to {}", fate.at) };
+        let sent = format!("UID {uid}, GID {gid} to {to}/{protocol} went {at} (according to connection tracking)");
+        if !is_there {
+            return CheckVerdict::fail(format!("{sent}; expected {wanted}"), DETOURED);
+        }
+        match how(fate) {
+            Ok(how) => CheckVerdict::pass(format!("{sent}; {how}")),
+            Err(wrong) => CheckVerdict::fail(format!("{sent}; {wrong}"), DETOURED),
+        }
+    }
+}
+
+/// Unites the probes of a check; without one, the reason is `none`.
+fn united(probes: impl Iterator<Item = CheckVerdict>, none: &str) -> CheckVerdict {
+    let mut probes = probes.peekable();
+    if probes.peek().is_none() { CheckVerdict::not_checked(none) } else { CheckVerdict::merged(probes) }
+}
+
+/// The timeout for a handshake over lo, and for an answer, in milliseconds.
+const PROBE_TIMEOUT: u16 = 1000;
+
+/// The fate of a probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ProbeResult {
+    /// The source of the replies according to connection tracking: the real destination of the packets.
+    at: SocketAddr,
+    /// Whether the connection was accepted, or the datagram answered.
+    taken: bool,
+    /// The number of connection tracking entries.
+    entries: usize,
+}
+
+/// Sends a probe from the thread's network namespace: a datagram with `text`, or a connection without a byte.
+///
+/// # Errors
+/// The probe can't be sent, or connection tracking has no entry for it.
+fn send_as(user: ProbeUser, protocol: Protocol, to: SocketAddr, text: &[u8]) -> Result<ProbeResult, Error> {
+    let failed = |what: &str, errno: Errno| Error::new(Code::Io, format!("{to}/{protocol}: {what}: {errno}"));
+    let socket = owned_by(user, protocol, to).map_err(|errno| match errno {
+        Errno::EPERM => Error::new(
+            Code::Io,
+            format!("UID {}, GID {}: sending as another user needs CAP_SETUID and CAP_SETGID", user.uid, user.gid),
+        ),
+        errno => failed("can't open a socket", errno),
+    })?;
+    let outcome = connect(socket.as_raw_fd(), &SockaddrStorage::from(to));
+    if let Err(errno) = outcome
+        && errno != Errno::EINPROGRESS
+    {
+        return Err(failed("can't connect", errno));
+    }
+    let from = local(&socket).ok_or_else(|| failed("the socket has no local address", Errno::EINVAL))?;
+    if protocol == Protocol::Udp {
+        send(socket.as_raw_fd(), text, MsgFlags::empty()).map_err(|errno| failed("can't send", errno))?;
+    }
+    let direction = if protocol == Protocol::Udp { PollFlags::POLLIN } else { PollFlags::POLLOUT };
+    let (at, entries) = fate(protocol, from, to)?;
+    // The destination is reserved for documentation: only a redirected probe is answered.
+    let came = at != to && ready(&socket, direction);
+    let taken = came && getsockopt(&socket, sockopt::SocketError).is_ok_and(|error| error == 0);
+    Ok(ProbeResult { at, taken, entries })
+}
+
+/// Opens a socket as `user`. Rules match the fsuid and fsgid of the thread that opened the socket (xt_owner.c,
+/// nft_meta.c).
+fn owned_by(user: ProbeUser, protocol: Protocol, to: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let kind = if protocol == Protocol::Tcp { SockType::Stream } else { SockType::Datagram };
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    let before = (setfsgid(gid), setfsuid(uid));
+    // setfsuid(2) reports no error: only a second call shows whether the first one took effect ("BUGS").
+    let is_user = (setfsgid(gid), setfsuid(uid)) == (gid, uid);
+    let socket = match is_user {
+        true => socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None),
+        false => Err(Errno::EPERM),
+    };
+    setfsuid(before.1);
+    setfsgid(before.0);
+    socket
+}
+
+fn local(socket: &OwnedFd) -> Option<SocketAddr> {
+    let address: SockaddrStorage = getsockname(socket.as_raw_fd()).ok()?;
+    let v4 = address.as_sockaddr_in().map(|a| SocketAddr::from((a.ip(), a.port())));
+    v4.or_else(|| address.as_sockaddr_in6().map(|a| SocketAddr::from((a.ip(), a.port()))))
+}
+
+fn ready(socket: &OwnedFd, flags: PollFlags) -> bool {
+    let mut fds = [PollFd::new(socket.as_fd(), flags)];
+    poll(&mut fds, PollTimeout::from(PROBE_TIMEOUT)).is_ok_and(|ready| ready > 0)
+}
+
+/// Returns the real destination and the number of connection tracking entries.
+fn fate(protocol: Protocol, from: SocketAddr, to: SocketAddr) -> Result<(SocketAddr, usize), Error> {
+    let unread = |error| Error::new(Code::KernelRefused, format!("can't read connection tracking: {error}"));
+    let is_it = |c: &Connection| (c.protocol, c.source, c.destination) == (protocol_number(protocol), from, to);
+    let own = NfSocket::open().and_then(|mut socket| socket.connections(is_it)).map_err(unread)?;
+    let elsewhere = own.iter().find(|connection| connection.replies_from != to);
+    let landed = elsewhere.or(own.first()).map(|connection| connection.replies_from);
+    let none = || Error::new(Code::KernelRefused, format!("connection tracking has no entry for {from} to {to}"));
+    Ok((landed.ok_or_else(none)?, own.len()))
+}

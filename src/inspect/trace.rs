@@ -1,0 +1,444 @@
+//! `trace`: the way of a packet through rules, live ones or those of a policy.
+
+use super::elements::{ContainerSender, cgroup_paths};
+use super::explain::Explanation;
+use super::rules::LiveRules;
+use super::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
+use super::terminal::{Cell, Screen, TextReport, Tone, first_of};
+use crate::cni::{Code, Error};
+use crate::firewall::{Arrival, ContainerElement, Destination, Hop, InSet, Packet, RulePlace, RulesetView, Sender};
+use crate::pod::Pod;
+use crate::policy::{ContainerScope, Policy, Protocol};
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::str::FromStr;
+
+/// The origin of a packet as rules see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// A process of the pod.
+    Process {
+        /// Its effective UID.
+        uid: u32,
+        /// Its effective GID.
+        gid: u32,
+    },
+    /// A client outside of the pod.
+    Outside,
+}
+
+/// The report about a packet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Trace {
+    /// The sender.
+    pub from: Origin,
+    /// The container of the sender, if the user named one.
+    pub container: Option<ContainerSender>,
+    /// The destination.
+    pub to: SocketAddr,
+    /// `tcp` or `udp`.
+    pub protocol: String,
+    /// The interface that the packet leaves or enters.
+    pub interface: String,
+    /// The rules that the packet matches, in order.
+    pub hops: Vec<Hop>,
+    /// The rule that decides where the packet arrives; `None` if no rule decides.
+    pub decided_by: Option<RulePlace>,
+    /// `sidecar:PORT`, `ztunnel:PORT`, `redirected:PORT` (by a rule outside of Istio's chains), `direct`, `dropped`, `rejected` or
+    /// `unknown`.
+    pub arrives_at: String,
+    /// Why nothing redirects the pod's traffic, as `explain` says it; `None` if it is redirected, and for live rules.
+    pub reason: Option<String>,
+    /// The connection tracking zone; 0 if no rule sets one.
+    pub zone: u16,
+    /// Rules that were not evaluated; because of them, the packet may arrive elsewhere.
+    pub caveats: Vec<String>,
+    /// Where the configuration of the rules comes from; `None` for live rules.
+    pub configuration: Option<ConfigurationOrigin>,
+    /// Why an ADD of the pod fails; `None` if it succeeds, and for live rules.
+    pub add_fails: Option<String>,
+}
+
+/// Traces the first packet of a connection through the rules.
+///
+/// A process's traffic to loopback and to the addresses in `pod_addresses` uses lo, all other traffic `interface`. A
+/// process without a GID has GID 0, as in container runtimes.
+#[must_use]
+pub fn trace(view: &RulesetView, from: Sender, to: Destination, pod_addresses: &[IpAddr], interface: &str) -> Trace {
+    let (origin, from) = match from {
+        Sender::Process { uid, gid, set } => {
+            let gid = gid.unwrap_or_default();
+            (Origin::Process { uid, gid }, Sender::Process { uid, gid: Some(gid), set })
+        }
+        inbound @ Sender::Inbound(_) => (Origin::Outside, inbound),
+    };
+    let packet = Packet::first(from, to, pod_addresses, interface);
+    let interface = packet.interface().to_owned();
+    let mut evaluation = view.evaluate(packet);
+    if let Some(place) = &evaluation.decided_by
+        && let Some(index) = evaluation.hops.iter().rposition(|hop| is_at(hop, place))
+    {
+        evaluation.hops.truncate(index + 1);
+    }
+    Trace {
+        from: origin,
+        container: None,
+        to: to.address,
+        protocol: to.protocol.to_string(),
+        interface,
+        hops: evaluation.hops,
+        decided_by: evaluation.decided_by,
+        arrives_at: evaluation.arrival.to_string(),
+        reason: None,
+        zone: evaluation.zone,
+        caveats: evaluation.caveats,
+        configuration: None,
+        add_fails: None,
+    }
+}
+
+fn is_at(hop: &Hop, place: &RulePlace) -> bool {
+    (&place.table, &place.chain, &place.rule) == (&hop.table, &hop.chain, &hop.rule)
+}
+
+impl Trace {
+    /// Adds what is known about the pod whose planned rules were followed.
+    #[must_use]
+    pub fn planned(self, subject: &Subject, explanation: &Explanation) -> Self {
+        let has_own_network = !subject.facts.pod.host_network;
+        Self {
+            interface: if has_own_network { self.interface } else { String::new() },
+            configuration: Some(subject.origin.clone()),
+            add_fails: explanation.add_fails.clone(),
+            reason: (!explanation.redirected).then(|| explanation.decision.clone()),
+            ..self
+        }
+    }
+}
+
+impl TextReport for Trace {
+    fn write(&self, screen: &mut Screen) {
+        let sender = match self.from {
+            Origin::Process { uid, gid } => format!("uid {uid}, gid {gid}"),
+            Origin::Outside => "outside".to_owned(),
+        };
+        let sender = match &self.container {
+            Some(container) => format!("container {} ({sender})", container.name),
+            None => sender,
+        };
+        if let Some(cause) = &self.add_fails {
+            screen.line(&[Cell::of("an ADD fails:").tone(Tone::Bad), Cell::of(cause)]);
+        }
+        let is = |arrival: Arrival| self.arrives_at == arrival.to_string();
+        let via = if self.interface.is_empty() { String::new() } else { format!(" via {}", self.interface) };
+        let tone = if [Arrival::Dropped, Arrival::Rejected, Arrival::Unknown].into_iter().any(is) {
+            Tone::Bad
+        } else {
+            Tone::Good
+        };
+        screen.line(&[
+            Cell::of(format!("{}/{} from {sender}{via} →", self.to, self.protocol)),
+            Cell::of(&self.arrives_at).tone(tone),
+        ]);
+        if let Some(reason) = &self.reason {
+            screen.line(&[Cell::of("Reason:"), Cell::of(reason)]);
+        }
+        if let Some(origin) = self.configuration.as_ref().filter(|origin| origin.source != ConfigurationSource::File) {
+            screen.line(&[Cell::of("Configuration:"), Cell::of(origin.text()).tone(Tone::Faint)]);
+        }
+        if let Some(container) = &self.container {
+            let tone = if container.bypasses.is_some() { Tone::Notable } else { Tone::Faint };
+            screen.line(&[Cell::of(format!("Container {}:", container.name)), Cell::of(container.text()).tone(tone)]);
+        }
+        let mut rows: Vec<Vec<Cell>> = Vec::new();
+        let decides = |hop: &Hop| self.decided_by.as_ref().is_some_and(|place| is_at(hop, place));
+        for (index, hop) in self.hops.iter().enumerate() {
+            let is_first =
+                index == 0 || (hop.table, hop.hook) != (self.hops[index - 1].table, self.hops[index - 1].hook);
+            let table = if is_first { format!("{} {}", hop.table, hop.hook) } else { String::new() };
+            let tone = if decides(hop) { Tone::Strong } else { Tone::Plain };
+            rows.push(vec![
+                Cell::of(table).tone(Tone::Faint),
+                Cell::of(if decides(hop) { "»" } else { " " }).tone(Tone::Good),
+                Cell::of(&hop.chain),
+                Cell::of(&hop.rule).tone(tone),
+                Cell::of(&hop.then).tone(Tone::Faint),
+            ]);
+        }
+        if rows.is_empty() {
+            screen.text("  no rule matches", Tone::Faint);
+        }
+        screen.table(&rows);
+        if self.zone != 0 {
+            screen.text(format!("  connection tracking zone {}", self.zone), Tone::Faint);
+        }
+        for caveat in &self.caveats {
+            screen.text(format!("  ! {caveat}"), Tone::Notable);
+        }
+    }
+}
+
+/// Limit for the containers that a caveat names; the rest is counted.
+const MAX_NAMED: usize = 10;
+
+/// The excluded containers of a pod: those of its policy, and those that have an element.
+#[derive(Debug, Clone, Copy)]
+pub struct ExcludedSenders<'a> {
+    policy: Option<&'a Policy>,
+    /// The live elements; `None` if all excluded containers are assumed to run.
+    elements: Option<&'a [ContainerElement]>,
+    /// Where the node's file system is mounted, for the levels of control groups.
+    root: Option<&'a Path>,
+}
+
+impl<'a> ExcludedSenders<'a> {
+    /// Returns the containers that a policy excludes, while they run.
+    #[must_use]
+    pub const fn planned(policy: &'a Policy) -> Self {
+        Self { policy: Some(policy), elements: None, root: None }
+    }
+
+    /// Returns the containers with live elements. The node's file system is mounted at `root`.
+    #[must_use]
+    pub fn live(rules: &'a LiveRules, root: &'a Path) -> Self {
+        let policy = rules.desired.as_ref().map(|desired| &desired.policy);
+        Self { policy, elements: Some(&rules.live.containers), root: Some(root) }
+    }
+
+    /// Returns the container called `name`, and its place in the sets.
+    fn named(&self, name: &str) -> (ContainerSender, Option<InSet>) {
+        let planned = self.policy.and_then(|policy| policy.container_scope(name));
+        let is_named = |element: &&ContainerElement| element.container.as_ref().is_some_and(|of| of.name == name);
+        let element = self.elements.and_then(|all| all.iter().filter(is_named).max_by_key(|element| element.scope));
+        let bypasses = if self.elements.is_some() { element.map(|one| one.scope) } else { planned };
+        let level = element.zip(self.root).and_then(|(element, root)| level(element.cgroup, root));
+        let sender = ContainerSender { name: name.to_owned(), excluded: planned.is_some(), bypasses };
+        (sender, bypasses.map(|scope| InSet { scope, level }))
+    }
+
+    /// Traces the first packet of a connection as [`trace()`]; `container` is the name of the sending container, if known.
+    #[must_use]
+    pub fn trace(
+        &self,
+        view: &RulesetView,
+        (from, container): (Sender, Option<&str>),
+        to: Destination,
+        pod_addresses: &[IpAddr],
+        interface: &str,
+    ) -> Trace {
+        let of = |set| trace(view, from.in_set(set), to, pod_addresses, interface);
+        let Some(name) = container else {
+            let mut traced = of(None);
+            traced.caveats.extend(
+                self.caveat(from, |scope| of(Some(InSet { scope, level: None })).arrives_at != traced.arrives_at),
+            );
+            return traced;
+        };
+        let (sender, place) = self.named(name);
+        Trace { container: Some(sender), ..of(place) }
+    }
+
+    /// Returns a caveat if the packet arrives elsewhere when an excluded container sends it.
+    fn caveat(&self, from: Sender, differs: impl Fn(ContainerScope) -> bool) -> Option<String> {
+        let planned = self.policy.into_iter().flat_map(|policy| &policy.containers).map(|one| (&*one.name, one.scope));
+        let live = |element: &'a ContainerElement| Some((&*element.container.as_ref()?.name, element.scope));
+        let excluded: Vec<(&str, ContainerScope)> = match self.elements {
+            Some(elements) => elements.iter().filter_map(live).collect(),
+            None => planned.collect(),
+        };
+        let scopes = [ContainerScope::Dns, ContainerScope::All].map(|scope| (scope, differs(scope)));
+        let names: BTreeSet<&str> =
+            excluded.into_iter().filter(|(_, scope)| scopes.contains(&(*scope, true))).map(|(name, _)| name).collect();
+        let first = names.first().filter(|_| matches!(from, Sender::Process { .. }))?;
+        let listed = first_of(names.iter().map(ToString::to_string), MAX_NAMED, ", ");
+        Some(format!(
+            "the same packet of an excluded container bypasses the sidecar: {listed}; use --from container={first}"
+        ))
+    }
+}
+
+/// Returns the level of a control group, if its path is found.
+fn level(cgroup: u64, root: &Path) -> Option<u8> {
+    let paths = cgroup_paths([cgroup], root);
+    let path = paths.get(&cgroup)?;
+    u8::try_from(path.split('/').filter(|part| !part.is_empty()).count()).ok()
+}
+
+/// The inverse of parsing.
+impl fmt::Display for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { uid, gid: None, .. } => write!(f, "uid={uid}"),
+            Self::Process { uid, gid: Some(gid), .. } => write!(f, "uid={uid},gid={gid}"),
+            Self::Inbound(None) => f.write_str("inbound"),
+            Self::Inbound(Some(address)) => write!(f, "inbound:{address}"),
+        }
+    }
+}
+
+/// A sender as the user gives it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SenderArgument {
+    /// A sender by its IDs or address.
+    Sender(Sender),
+    /// The processes of a container.
+    Container {
+        /// The name of the container.
+        name: String,
+        /// The UID that the user gave; `None` to use the UID of the pod's manifest.
+        uid: Option<u32>,
+        /// The GID that the user gave.
+        gid: Option<u32>,
+    },
+}
+
+impl FromStr for SenderArgument {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let invalid = || {
+            let expected = "expected uid=UID, uid=UID,gid=GID, container=NAME, container=NAME,uid=UID, inbound or \
+                            inbound:ADDRESS";
+            Error::new(Code::InvalidConfig, format!("from: invalid value {text:?}; {expected}"))
+        };
+        if text == "inbound" {
+            return Ok(Self::Sender(Sender::Inbound(None)));
+        }
+        if let Some(address) = text.strip_prefix("inbound:") {
+            let address = address.trim_start_matches('[').trim_end_matches(']');
+            let address = address.parse().map_err(|_| invalid())?;
+            return Ok(Self::Sender(Sender::Inbound(Some(address))));
+        }
+        let (mut name, mut uid, mut gid) = (None, None, None);
+        for part in text.split(',') {
+            let (key, value) = part.split_once('=').ok_or_else(invalid)?;
+            let id = || value.trim().parse::<u32>().ok().filter(|id| *id != u32::MAX).ok_or_else(invalid);
+            match key.trim() {
+                "container" if name.is_none() && !value.is_empty() => name = Some(value.to_owned()),
+                "uid" if uid.is_none() => uid = Some(id()?),
+                "gid" if gid.is_none() => gid = Some(id()?),
+                _ => return Err(invalid()),
+            }
+        }
+        match (name, uid) {
+            (_, None) if gid.is_some() => Err(invalid()),
+            (Some(name), uid) => Ok(Self::Container { name, uid, gid }),
+            (None, Some(uid)) => Ok(Self::Sender(Sender::Process { uid, gid, set: None })),
+            (None, None) => Err(invalid()),
+        }
+    }
+}
+
+impl SenderArgument {
+    /// Returns the name of the container, if the sender is one.
+    #[must_use]
+    pub fn container(&self) -> Option<&str> {
+        match self {
+            Self::Sender(_) => None,
+            Self::Container { name, .. } => Some(name),
+        }
+    }
+
+    /// Returns the sender. A container's IDs are those of the argument or, as fallback, of the manifest of `pod`. Without
+    /// a pod, the name of the container is not checked.
+    ///
+    /// # Errors
+    /// The pod does not have the container, or its UID is unknown.
+    pub fn resolve(&self, pod: Option<&Pod>) -> Result<Sender, Error> {
+        let (name, uid, gid) = match self {
+            Self::Sender(sender) => return Ok(*sender),
+            Self::Container { name, uid, gid } => (name, *uid, *gid),
+        };
+        let failed = |why: String| Error::new(Code::InvalidConfig, format!("from: container {name:?}: {why}"));
+        let Some(pod) = pod else {
+            let msg = || {
+                failed(format!("unknown pod; use container={name},uid=UID, or select the pod: --live -n NAMESPACE POD"))
+            };
+            return Ok(Sender::Process { uid: uid.ok_or_else(msg)?, gid, set: None });
+        };
+        let mut containers = pod.all_containers().chain(&pod.ephemeral_containers);
+        let container = containers.clone().find(|container| container.name == *name).ok_or_else(|| {
+            let names: Vec<&str> = containers.by_ref().map(|container| container.name.as_str()).collect();
+            failed(format!("pod {}/{}: expected one of {}", pod.namespace, pod.name, names.join(", ")))
+        })?;
+        if let Some(uid) = uid {
+            return Ok(Sender::Process { uid, gid, set: None });
+        }
+        let id = |id: i64| u32::try_from(id).ok();
+        let uid = pod.user_of(container).and_then(id).ok_or_else(|| {
+            let why = "unknown UID: runAsUser is not set, and the image decides";
+            failed(format!("pod {}/{}: {why}; use container={name},uid=UID", pod.namespace, pod.name))
+        })?;
+        Ok(Sender::Process { uid, gid: pod.group_of(container).and_then(id), set: None })
+    }
+}
+
+impl FromStr for Destination {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let parse = || {
+            let (address, protocol) = text.rsplit_once('/')?;
+            let protocol = match protocol {
+                "tcp" => Protocol::Tcp,
+                "udp" => Protocol::Udp,
+                _ => return None,
+            };
+            Some(Self { address: address.parse().ok()?, protocol })
+        };
+        parse().ok_or_else(|| {
+            let expected = "expected ADDRESS:PORT/tcp or ADDRESS:PORT/udp, with an IPv6 address in brackets";
+            Error::new(Code::InvalidConfig, format!("to: invalid value {text:?}; {expected}"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn senders_and_destinations_are_parsed_and_printed() {
+        let process = |uid, gid| Sender::Process { uid, gid, set: None };
+        let from = |text: &str| match text.parse::<SenderArgument>().expect(text) {
+            SenderArgument::Sender(sender) => sender,
+            container @ SenderArgument::Container { .. } => panic!("{container:?}"),
+        };
+        assert_eq!(from("uid=1337"), process(1337, None));
+        assert_eq!(from("gid=5,uid=0"), process(0, Some(5)));
+        assert_eq!(from("inbound"), Sender::Inbound(None));
+        assert_eq!(from("inbound:fd00::1"), Sender::Inbound(Some("fd00::1".parse().expect("v6"))));
+        for text in ["uid=1337", "uid=0,gid=5", "inbound", "inbound:fd00::1"] {
+            assert_eq!(from(text).to_string(), text);
+        }
+        let container = |uid, gid| SenderArgument::Container { name: "web".to_owned(), uid, gid };
+        assert_eq!("container=web".parse(), Ok(container(None, None)));
+        assert_eq!("container=web,uid=7,gid=8".parse(), Ok(container(Some(7), Some(8))));
+        for wrong in [
+            "",
+            "gid=1",
+            "uid=",
+            "uid=-1",
+            "uid=4294967295",
+            "uid=1,uid=2",
+            "outbound",
+            "inbound:x",
+            "container=",
+            "container=a,container=b",
+            "container=a,gid=1",
+        ] {
+            let error = wrong.parse::<SenderArgument>().expect_err(wrong);
+            assert!(error.msg.starts_with(&format!("from: invalid value {wrong:?}; expected uid=UID, ")), "{error}");
+        }
+        let to = |text: &str| text.parse::<Destination>().expect(text);
+        assert_eq!(to("10.0.0.10:53/udp").protocol, Protocol::Udp);
+        assert_eq!(to("[fd00::1]:443/tcp").address, "[fd00::1]:443".parse().expect("an address"));
+        for wrong in ["10.0.0.10", "10.0.0.10:53", "10.0.0.10:53/sctp", "fd00::1:443/tcp", ":80/tcp"] {
+            assert!(wrong.parse::<Destination>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! Live policy: running pods follow their annotations, those of their namespace and the node's configuration. A real
+//! agent watches a simulated API server, pods have real network namespaces, and their rules are those of the plugin's
+//! ADD. Each test has its own simulated node. Needs root, `ip`, `iptables` and `nsenter`.
+
+mod agents;
+mod ambient;
+mod configuration;
+mod followed;
+mod guard;
+mod limits;
+mod pinned;
+mod pod;
+mod refused;
+mod scene;
+mod traffic;
+
+use crate::support::{agent_node, agent_process, api, simulated_node as node};

@@ -1,0 +1,306 @@
+//! Repair in place: the kernel has the same state as after an ordinary ADD, and a later DEL removes all of it.
+
+use crate::repair::kernel::Kernel;
+use crate::repair::pod::Pod;
+use crate::repair::scene::{Scene, event, one, scene};
+use detour_cni::agent::pods::{Cause, RepairOutcome};
+use detour_cni::agent::{ObservedPod, RepairMode};
+use serde_json::json;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Returns the kernel's state after an ordinary ADD of such a pod.
+fn plain(scene: &Scene<'_>) -> Kernel {
+    let pod = scene.pod();
+    pod.call(scene, "ADD");
+    Kernel::of(&pod)
+}
+
+/// Checks the rules, calls CHECK and DEL, and checks that nothing is left.
+#[track_caller]
+fn is_as_plain_until_deleted(scene: &Scene<'_>, pod: &Pod) {
+    Kernel::of(pod).assert_is(&plain(scene), "after the repair");
+    pod.call(scene, "CHECK");
+    pod.call(scene, "DEL");
+    assert!(!Kernel::of(pod).has_rules());
+    assert!(scene.attachments(pod).is_empty());
+}
+
+#[test]
+fn flushed_rules_are_restored() {
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.call(scene, "ADD");
+        let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
+        assert_eq!(repair.run_pass(&[Arc::clone(&observed)], start), [], "all is well");
+        pod.tool("nft", &["flush", "ruleset"], "");
+        assert_eq!(repair.run_pass(&[Arc::clone(&observed)], start + SECOND), [], "not due");
+        let done = one(repair.run_pass(&[Arc::clone(&observed)], start + 60 * SECOND));
+        assert_eq!((done.cause, done.mode, done.outcome), (Cause::Drift, RepairMode::InPlace, RepairOutcome::Repaired));
+        assert_eq!(scene.events(1), [event("DetourRepaired", "Normal")]);
+        assert_eq!(scene.counted("detour_drift_total"), 1);
+        assert_eq!(scene.counted("detour_repairs_total{type=\"repair\",result=\"done\"}"), 1);
+        is_as_plain_until_deleted(scene, &pod);
+    });
+}
+
+/// What a process in the pod can add without redirecting it: a rule for some packets, names of other tools' chains and
+/// tables, and of detour's own ones.
+const LURES: [&str; 6] = [
+    "nft 'table ip cache { chain out { type nat hook output priority -90; udp dport 53 redirect to :5353; }; }'",
+    "iptables -t nat -N ISTIO_X",
+    "ip6tables -t raw -N ISTIO_OUTPUT_DNS",
+    "nft add table inet istio-proxy-x",
+    "nft add table inet detour-nat; nft add chain inet detour-nat ISTIO_OUTPUT",
+    "iptables-legacy -t nat -L",
+];
+
+#[test]
+fn names_without_rules_neither_remove_a_redirection_nor_prevent_its_repair() {
+    scene(|scene| {
+        for lure in LURES {
+            let pod = scene.pod();
+            pod.call(scene, "ADD");
+            pod.tool("sh", &["-c", lure], "");
+            pod.tool("iptables", &["-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
+            let done = one(scene.repair().run_pass(&[Arc::new(pod.observed())], Instant::now()));
+            assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired), "{lure}");
+            pod.tool("iptables", &["-t", "nat", "-C", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
+            pod.call(scene, "CHECK");
+
+            let bare = scene.pod();
+            bare.tool("sh", &["-c", lure], "");
+            let (mut repair, observed, start) = (scene.repair(), Arc::new(bare.observed()), Instant::now());
+            repair.run_pass(&[Arc::clone(&observed)], start);
+            let done = one(repair.run_pass(&[Arc::clone(&observed)], start + 5 * SECOND));
+            assert_eq!((done.cause, done.outcome), (Cause::NoRules, RepairOutcome::Repaired), "{lure}");
+            bare.tool(
+                "sh",
+                &["-c", "nft list ruleset | grep -q 'redirect to :15001\\|--to-ports 15001\\|REDIRECT'"],
+                "",
+            );
+        }
+    });
+}
+
+/// A redirection that another process adds to a running pod does not replace the recorded one.
+#[test]
+fn a_repair_keeps_what_the_record_redirects() {
+    const OTHER: &str =
+        "table ip other { chain out { type nat hook output priority -90; tcp dport 9 redirect to :9; }; }";
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.call(scene, "ADD");
+        let before =
+            pod.tool("iptables-save", &["-t", "nat"], "").lines().filter(|line| line.starts_with("-A")).count();
+        pod.tool("nft", &["-f", "-"], OTHER);
+        pod.tool("iptables", &["-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
+        let done = one(scene.repair().run_pass(&[Arc::new(pod.observed())], Instant::now()));
+        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
+        let after = pod.tool("iptables-save", &["-t", "nat"], "").lines().filter(|line| line.starts_with("-A")).count();
+        assert_eq!(after, before);
+        pod.call(scene, "CHECK");
+    });
+}
+
+/// As beside Istio's CNI plugin in the cluster network's configuration list.
+#[test]
+fn another_tools_entry_of_a_known_type_in_the_list_does_not_prevent_repairs() {
+    scene(|scene| {
+        scene.add_entry(&json!({"type": "istio-cni", "kubernetes": {"exclude_namespaces": ["kube-system"]}}));
+        let pod = scene.pod();
+        let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
+        repair.run_pass(&[Arc::clone(&observed)], start);
+        let done = one(repair.run_pass(&[Arc::clone(&observed)], start + 5 * SECOND));
+        assert_eq!(done.outcome, RepairOutcome::Repaired);
+        is_as_plain_until_deleted(scene, &pod);
+    });
+}
+
+#[test]
+fn without_the_nodes_state_directory_no_pod_is_repaired() {
+    scene(|scene| {
+        let pod = scene.pod();
+        nix::mount::umount(&scene.node.root.join("run/detour")).expect("unmounted");
+        assert_eq!(scene.repair().run_pass(&[pod.unvalidated()], Instant::now()), []);
+        assert!(!Kernel::of(&pod).has_rules());
+    });
+}
+
+#[test]
+fn a_missing_rule_is_restored_without_a_source_of_facts() {
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.call(scene, "ADD");
+        std::fs::remove_dir_all(scene.node.root.join("manifests")).expect("removed");
+        pod.tool("iptables", &["-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
+        let done = one(scene.repair().run_pass(&[Arc::new(pod.observed())], Instant::now()));
+        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
+        pod.call(scene, "CHECK");
+    });
+}
+
+#[test]
+fn a_changed_pod_is_checked() {
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.call(scene, "ADD");
+        let (mut repair, start) = (scene.repair(), Instant::now());
+        repair.run_pass(&[Arc::new(pod.observed())], start);
+        pod.tool("nft", &["flush", "ruleset"], "");
+        let changed = Arc::new(ObservedPod { resource_version: "8".into(), ..pod.observed() });
+        assert_eq!(one(repair.run_pass(&[changed], start + 6 * SECOND)).outcome, RepairOutcome::Repaired);
+    });
+}
+
+#[test]
+fn a_pod_that_started_before_the_plugin_gets_its_rules() {
+    scene(|scene| {
+        let pod = scene.pod();
+        let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
+        assert_eq!(repair.run_pass(&[Arc::clone(&observed)], start), [], "a runtime may be at work");
+        let done = one(repair.run_pass(&[Arc::clone(&observed)], start + 5 * SECOND));
+        assert_eq!((done.cause, done.outcome), (Cause::NoRules, RepairOutcome::Repaired));
+        assert_eq!(scene.attachments(&pod), ["cluster@eth0.json"], "as the runtime would have it");
+        assert_eq!(repair.run_pass(&[observed], start + 70 * SECOND), []);
+        is_as_plain_until_deleted(scene, &pod);
+    });
+}
+
+#[test]
+fn a_process_in_another_pods_netns_does_not_redirect_the_repair() {
+    scene(|scene| {
+        let other = scene.pod();
+        let before = Kernel::of(&other);
+        let stray = other.stray(scene);
+        let done = one(scene.repair().run_pass(&[stray.unvalidated()], Instant::now()));
+        let has_reason = |part| matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains(part));
+        assert!(has_reason("has none of the pod's addresses"), "{done:?}");
+        Kernel::of(&other).assert_is(&before, "untouched");
+        assert!(scene.attachments(&stray).is_empty());
+    });
+}
+
+#[test]
+fn a_pod_without_a_netns_gets_an_event() {
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.call(scene, "ADD");
+        let observed = pod.unvalidated();
+        pod.go(scene);
+        let done = one(scene.repair().run_pass(&[observed], Instant::now()));
+        assert!(
+            matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("no network namespace")),
+            "{done:?}"
+        );
+        assert_eq!(scene.events(1), [event("DetourRepairFailed", "Warning")]);
+    });
+}
+
+#[test]
+fn saved_state_of_a_repaired_pod_is_removed_with_its_netns() {
+    scene(|scene| {
+        let (pod, stays) = (scene.pod(), scene.pod());
+        let (mut repair, start) = (scene.repair(), Instant::now());
+        repair.run_pass(&[pod.unvalidated(), stays.unvalidated()], start);
+        assert_eq!(scene.attachments(&pod).len(), 1);
+        // An invalid record affects only its own pod.
+        let broken = std::path::Path::new("/run/detour/attachments/0-broken");
+        std::fs::create_dir(broken).expect("made");
+        std::fs::write(broken.join("mesh@eth0.json"), "{").expect("written");
+        pod.go(scene);
+        repair.run_pass(&[stays.unvalidated()], start + SECOND);
+        assert!(scene.attachments(&pod).is_empty(), "there was no DEL");
+        assert_eq!(scene.attachments(&stays).len(), 1);
+    });
+}
+
+/// Multus calls DEL for the attachments in its cache; if that is lost, there is no DEL.
+#[test]
+fn saved_state_without_a_del_is_removed_with_the_netns_at_the_runtimes_path() {
+    scene(|scene| {
+        let directory = scene.node.root.join("run/netns-of-test");
+        std::fs::create_dir_all(&directory).expect("made");
+        std::fs::write(directory.join("not-propagated"), "").expect("written");
+        let kept_at = |netns: &str| {
+            let pod = scene.pod();
+            pod.call(scene, "ADD");
+            let state = std::path::Path::new("/run/detour/attachments").join(&pod.sandbox);
+            let file = std::fs::read_dir(state).expect("saved").next().expect("a record").expect("readable").path();
+            let text = std::fs::read(&file).expect("a record");
+            let mut record: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+            record["netns"] = json!(netns);
+            std::fs::write(file, record.to_string()).expect("writable");
+            scene.repair().run_pass(&[], Instant::now());
+            !scene.attachments(&pod).is_empty()
+        };
+        assert!(!kept_at("/run/netns-of-test/gone"));
+        assert!(kept_at("/run/netns-of-test/not-propagated"));
+        assert!(kept_at("/run/not-mounted/gone"));
+    });
+}
+
+/// An ADD of the runtime would fail, but the pod runs already.
+#[test]
+fn a_pod_is_redirected_without_its_requests_outside_the_bounds() {
+    scene(|scene| {
+        scene.install(&json!([{"type": "istio-redirect"}, {"type": "uid-exclude"}]));
+        let mut pod = scene.pod();
+        pod.annotate(scene, "detour.io/exclude-uids", "7000,*");
+        let done = one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now()));
+        assert_eq!(done.outcome, RepairOutcome::Repaired);
+        let exclusions = pod.tool("nft", &["list", "chain", "inet", "detour-exclusions", "DETOUR_OUTPUT"], "");
+        assert!(exclusions.contains("skuid 7000"), "{exclusions}");
+        assert!(pod.tool("iptables-save", &["-t", "nat"], "").contains("--to-ports 15001"));
+    });
+}
+
+/// A pod with CAP_NET_ADMIN takes a limited time of the agent, and is checked at growing intervals.
+#[test]
+fn a_pod_that_holds_too_many_rules_does_not_delay_the_repair_of_others() {
+    scene(|scene| {
+        let (offender, pod) = (scene.pod(), scene.pod());
+        offender.call(scene, "ADD");
+        pod.call(scene, "ADD");
+        let rules = (0..60_000).map(|n| format!("-A OUTPUT -d 10.1.{}.{}/32 -j ACCEPT\n", n / 256 % 256, n % 256));
+        offender.tool("iptables-restore", &["--noflush"], &format!("*nat\n{}COMMIT\n", rules.collect::<String>()));
+        pod.tool("nft", &["flush", "ruleset"], "");
+        let (mut repair, start) = (scene.repair(), Instant::now());
+        let observed = [Arc::new(offender.observed()), Arc::new(pod.observed())];
+        let done = one(repair.run_pass(&observed, start));
+        assert!(start.elapsed() < 60 * SECOND, "{:?}", start.elapsed());
+        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
+        assert_eq!(scene.events(2), [event("DetourRulesUnreadable", "Warning"), event("DetourRepaired", "Normal")]);
+        let failures = || scene.counted("detour_look_failures_total{reason=\"foreign-rules\"}");
+        assert_eq!(failures(), 1);
+        let changed = || {
+            [Arc::new(ObservedPod { resource_version: "8".into(), ..offender.observed() }), Arc::clone(&observed[1])]
+        };
+        repair.run_pass(&changed(), start + SECOND / 2);
+        assert_eq!(failures(), 1, "not even if it changes");
+        repair.run_pass(&changed(), start + 40 * SECOND);
+        assert_eq!(failures(), 2);
+        assert_eq!(scene.events(2).len(), 2, "one event per hour");
+    });
+}
+
+#[test]
+fn a_locked_netns_is_checked_again_soon() {
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.call(scene, "ADD");
+        pod.tool("nft", &["flush", "ruleset"], "");
+        let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
+        let netns = std::fs::metadata(pod.netns()).expect("it is there");
+        let lock = format!("/run/detour/locks/{}-{}", netns.dev(), netns.ino());
+        let call = std::fs::File::create(lock).expect("the ADD made the directory");
+        call.lock().expect("locked");
+        assert_eq!(repair.run_pass(&[Arc::clone(&observed)], start), []);
+        drop(call);
+        let done = one(repair.run_pass(&[observed], start + 30 * SECOND));
+        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
+    });
+}

@@ -1,0 +1,15 @@
+//! Repair of pods that bypass the mesh, and the taint of a node that is not ready. Every test has its own simulated
+//! node: a file system, a `/run/detour`, pods' network namespaces with processes in control groups, and an API server
+//! that records its requests. Needs root, `ip`,
+//! `nft`, `iptables`, `unshare` and control groups that can be made.
+
+mod agent;
+mod in_place;
+mod left_alone;
+mod modes;
+mod older;
+mod pod;
+mod scene;
+mod taint;
+
+use crate::support::{agent_node, agent_process, api, kernel, server, simulated_node as node};

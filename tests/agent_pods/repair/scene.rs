@@ -1,0 +1,203 @@
+//! A node with the plugin in the cluster network's list, and an API server.
+
+use crate::repair::node::{self, Node};
+use crate::repair::pod::Pod;
+use crate::repair::server::{Answer, Request, Server};
+use crate::support::agent_process::write_account;
+use detour_cni::agent::install::{FileRecord, HostPath, HostRoot, InstallRecord, NodeFiles, Role};
+use detour_cni::agent::pods::{ObservedNode, PodReconciler, RepairResult};
+use detour_cni::agent::{AgentRuntime, Metrics, ObservedPod, PodReports, PodSettings, RepairMode, RunningRuntime};
+use detour_cni::cluster::Api;
+use nix::mount::{MsFlags, mount};
+use serde_json::{Value, json};
+use std::cell::OnceCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const STATE: &str = "/run/detour";
+const LIST: &str = "/etc/cni/net.d/10-cluster.conflist";
+
+pub(crate) struct Scene<'a> {
+    pub(crate) node: &'a Node,
+    pub(crate) api: Server,
+    pub(crate) metrics: Metrics,
+    /// The reports, whose task writes Events until the scene ends.
+    reports: OnceCell<(PodReports, AgentRuntime, RunningRuntime)>,
+}
+
+/// Runs `work` with a temporary node and an API server that accepts every request.
+pub(crate) fn scene(work: impl FnOnce(&Scene<'_>) + Send) {
+    scene_with(|_| Answer::json(200, &json!({})), work);
+}
+
+/// The same with an API server that answers by `script`.
+pub(crate) fn scene_with(
+    script: impl Fn(&Request) -> Answer + Send + Sync + 'static,
+    work: impl FnOnce(&Scene<'_>) + Send,
+) {
+    node::scene(|node| {
+        fs::create_dir_all(STATE).expect("needs root");
+        mount(Some("tmpfs"), STATE, Some("tmpfs"), MsFlags::empty(), Some("size=16m")).expect("a tmpfs");
+        let here = node.root.join("run/detour");
+        fs::create_dir_all(&here).expect("made");
+        mount(Some(STATE), &here, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted there too");
+        let metrics = Metrics::default();
+        let scene = Scene { node, api: Server::plain(script), metrics, reports: OnceCell::new() };
+        scene.install(&json!([{"type": "istio-redirect"}]));
+        work(&scene);
+    });
+}
+
+impl Scene<'_> {
+    fn write(&self, path: &str, text: &str) {
+        let path = self.node.root.join(path.trim_start_matches('/'));
+        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+        fs::write(path, text).expect("written");
+    }
+
+    fn log(&self, record: &InstallRecord) {
+        self.write("/var/lib/cni/detour/install.json", &serde_json::to_string(record).expect("a log"));
+    }
+
+    /// Puts the plugin with this chain into the cluster network's list.
+    pub(crate) fn install(&self, chain: &Value) {
+        let list = json!({"cniVersion": "1.0.0", "name": "cluster", "plugins": [
+            {"type": "ovn"},
+            {"type": "detour", "chain": chain, "kubernetes": {
+                "manifests_dir": "/manifests", "exclude_namespaces": ["kube-system"],
+            }},
+        ]});
+        self.write(LIST, &list.to_string());
+        let listed = FileRecord { role: Role::Entry, sha256: Vec::new(), plugin: Some("detour".into()), source: None };
+        self.log(&InstallRecord { files: [(host(LIST), listed)].into(), ..InstallRecord::default() });
+        fs::create_dir_all(self.manifests()).expect("made");
+    }
+
+    /// Adds an entry of another tool to the cluster network's list.
+    pub(crate) fn add_entry(&self, entry: &Value) {
+        let path = self.node.root.join(LIST.trim_start_matches('/'));
+        let mut list: Value = serde_json::from_slice(&fs::read(path).expect("installed")).expect("JSON");
+        list["plugins"].as_array_mut().expect("a list").insert(1, entry.clone());
+        self.write(LIST, &list.to_string());
+    }
+
+    fn manifests(&self) -> PathBuf {
+        self.node.root.join("manifests")
+    }
+
+    /// Returns the configuration for a call by the runtime.
+    pub(crate) fn call_configuration(&self) -> Value {
+        json!({
+            "cniVersion": "1.0.0", "name": "cluster", "type": "detour", "chain": [{"type": "istio-redirect"}],
+            "kubernetes": {"manifests_dir": self.manifests()}, "log_level": "none",
+        })
+    }
+
+    /// Creates a pod for which the plugin was never called.
+    pub(crate) fn pod(&self) -> Pod {
+        let pod = Pod::new(self);
+        self.publish(&pod);
+        pod
+    }
+
+    /// Writes the pod's manifest for the plugin.
+    pub(crate) fn publish(&self, pod: &Pod) {
+        self.write(&format!("/manifests/{}.json", pod.uid), &pod.manifest().to_string());
+    }
+
+    pub(crate) fn repair(&self) -> Repair {
+        self.repair_by(RepairMode::InPlace)
+    }
+
+    pub(crate) fn repair_by(&self, mode: RepairMode) -> Repair {
+        let (reports, ..) = self.reports.get_or_init(|| {
+            let runtime = AgentRuntime::new().expect("an event loop");
+            let running = runtime.start().expect("a thread");
+            (PodReports::start(Some(self.account()), runtime.tasks()), runtime, running)
+        });
+        let settings = PodSettings { repair: mode, live_policy: false };
+        let (account, metrics) = (self.account(), self.metrics.clone());
+        Repair(PodReconciler::new(settings, self.files(), account, reports.clone(), metrics))
+    }
+
+    pub(crate) fn files(&self) -> NodeFiles {
+        NodeFiles::new(HostRoot::new(&self.node.root))
+    }
+
+    /// Returns the agent's account, whose files are in the directory `account`.
+    pub(crate) fn account(&self) -> Api {
+        let directory = self.node.root.join("account");
+        write_account(&directory);
+        Api::of_account(self.api.http(), directory)
+    }
+
+    /// Waits for this many Events. Returns reasons and types of all.
+    #[track_caller]
+    pub(crate) fn events(&self, count: usize) -> Vec<(String, String)> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let bodies = self.request_bodies("POST /api/v1/namespaces/shop/events");
+            if bodies.len() >= count {
+                let text = |body: &Value, key: &str| body[key].as_str().unwrap_or_default().to_owned();
+                return bodies.iter().map(|body| (text(body, "reason"), text(body, "type"))).collect();
+            }
+            assert!(Instant::now() < deadline, "expected {count} Events, got {bodies:#?}");
+            thread::park_timeout(Duration::from_millis(10));
+        }
+    }
+
+    /// Returns the bodies of the requests that start with `start`.
+    pub(crate) fn request_bodies(&self, start: &str) -> Vec<Value> {
+        let requests = self.api.requests();
+        let such = requests.iter().filter(|request| request.line.starts_with(start));
+        such.map(|request| serde_json::from_slice(&request.body).expect("JSON")).collect()
+    }
+
+    /// Returns a sample of the agent's metrics.
+    pub(crate) fn counted(&self, series: &str) -> u32 {
+        let text = self.metrics.text();
+        let sample = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        sample.map_or(0, |value| value.parse().expect("a number"))
+    }
+
+    /// Returns the names of the pod's saved records.
+    pub(crate) fn attachments(&self, pod: &Pod) -> Vec<String> {
+        let directory = Path::new(STATE).join("attachments").join(&pod.sandbox);
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().into_string().expect("text"));
+        names.filter(|name| name.ends_with(".json")).collect()
+    }
+}
+
+/// The reconciler of an agent that repairs pods. Its jobs run one after another.
+pub(crate) struct Repair(PodReconciler);
+
+impl Repair {
+    /// Checks the pods that are due at `now`. Returns the repairs in the order of the pods.
+    pub(crate) fn run_pass(&mut self, pods: &[Arc<ObservedPod>], now: Instant) -> Vec<RepairResult> {
+        self.0.update_node(true, now);
+        let observed = pods.iter().map(|pod| (Arc::clone(pod), None)).collect();
+        let jobs = self.0.start_due(&ObservedNode { pods: observed, is_current: true }, now);
+        let mut done: Vec<_> = jobs.into_iter().filter_map(|job| self.0.finish(job(), now)).collect();
+        done.sort_by_key(|done| pods.iter().position(|pod| done.pod.ends_with(&pod.pod.name)));
+        done
+    }
+}
+
+pub(crate) fn event(reason: &str, kind: &str) -> (String, String) {
+    (reason.into(), kind.into())
+}
+
+/// Returns the only repair.
+#[track_caller]
+pub(crate) fn one(done: Vec<RepairResult>) -> RepairResult {
+    let [one] = <[RepairResult; 1]>::try_from(done).expect("one thing is done");
+    one
+}
+
+fn host(path: &str) -> HostPath {
+    path.parse().expect("a path")
+}

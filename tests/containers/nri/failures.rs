@@ -1,0 +1,343 @@
+//! Failures of the connection: the plugin reports the cause of each one, and reconnects.
+
+use super::peer::{
+    EMPTY, PLUGIN, Peer, Runtime, bytes, call, configuration, container, error, event, frame, integer, pod,
+};
+use super::plugin::{Call, DEADLINE, Plugin, Report, registered, socket_path, started};
+use detour_cni::agent::nri::NriStatus;
+use std::fs::Permissions;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+use std::{env, fs};
+
+/// Less than each timeout of the plugin, of which the shortest is 2 s, and more than a loaded machine needs.
+const END: Duration = Duration::from_millis(1800);
+const NOT_FOUND: &str =
+    "socket not found; check that the container runtime runs and that its configuration enables NRI";
+/// A user who is not root.
+const UNPRIVILEGED: u32 = 65534;
+/// The variable with the path for [`listens_as_another_user`].
+const LISTEN_AT: &str = "DETOUR_TEST_NRI_LISTEN_AT";
+
+#[test]
+fn a_missing_socket_is_reported_once_and_used_as_soon_as_it_appears() {
+    let (_directory, path) = socket_path();
+    let plugin = Plugin::start(&path);
+    let cause = plugin.next_failure();
+    assert_eq!(cause, format!("{}: {NOT_FOUND}", path.display()));
+    let runtime = Runtime::listen(&path);
+    runtime.register(&[]);
+    plugin.registered();
+}
+
+#[test]
+fn a_missing_directory_is_a_missing_socket() {
+    let (directory, _) = socket_path();
+    let path = directory.join("nri/nri.sock");
+    let plugin = Plugin::start(&path);
+    assert!(plugin.next_failure().ends_with(NOT_FOUND));
+    fs::create_dir(directory.join("nri")).expect("made");
+    let runtime = Runtime::listen(&path);
+    runtime.register(&[]);
+    plugin.registered();
+}
+
+#[test]
+fn a_file_that_is_no_socket_is_reported() {
+    let (_directory, path) = socket_path();
+    fs::write(&path, "").expect("written");
+    let plugin = Plugin::start(&path);
+    assert!(plugin.next_failure().ends_with("expected a socket; correct the path in --nri-socket"));
+}
+
+#[test]
+fn a_runtime_that_has_ended_is_reported_and_a_new_one_is_used() {
+    let (_directory, path) = socket_path();
+    let runtime = Runtime::listen(&path);
+    let plugin = Plugin::start(&path);
+    let mut peer = runtime.register(&[]);
+    plugin.registered();
+    // The plugin connects again as soon as the runtime shuts down.
+    drop(runtime);
+    assert_eq!(peer.call("Shutdown", &[]), EMPTY);
+    drop(peer);
+    assert!(plugin.next_failure().ends_with("the runtime closed the connection; if it does not restart, see its log"));
+    assert!(plugin.next_failure().ends_with("the runtime does not accept connections; check that it runs"));
+    let runtime = Runtime::listen(&path);
+    let (pods, containers) = (bytes(1, pod("p")), bytes(2, container("c", "p")));
+    let mut peer = runtime.register(&[pods, containers].concat());
+    let (pods, containers) = plugin.registered();
+    assert_eq!((pods.len(), containers.len()), (1, 1));
+    assert_eq!(peer.call("StartContainer", &event("a")), EMPTY);
+    assert!(matches!(plugin.next_call(), Call::Start(..)));
+}
+
+#[test]
+fn a_connection_that_ends_in_the_middle_of_a_message_is_replaced() {
+    let (_directory, runtime, plugin) = started();
+    let mut peer = runtime.register(&[]);
+    plugin.registered();
+    let message = call(9, PLUGIN, "StartContainer", &event("a"));
+    peer.write(&message[..message.len() - 1]);
+    drop(peer);
+    assert!(plugin.next_failure().ends_with("the runtime closed the connection; if it does not restart, see its log"));
+    runtime.register(&[]);
+    plugin.registered();
+}
+
+#[test]
+fn a_connection_that_ends_before_the_registration_is_replaced() {
+    let (_directory, runtime, plugin) = started();
+    let mut peer = runtime.accept();
+    peer.expect_registration();
+    // A part of a list never reaches the handler.
+    peer.call("Synchronize", &[bytes(1, pod("p")), integer(3, 1)].concat());
+    drop(peer);
+    assert!(plugin.next_failure().ends_with("before it registered the plugin; see its log"));
+    runtime.register(&[]);
+    assert_eq!(plugin.registered(), (vec![], vec![]));
+}
+
+#[test]
+fn a_refused_registration_is_reported_with_the_cause() {
+    let (_directory, path) = socket_path();
+    let runtime = Runtime::listen(&path);
+    let plugin = Plugin::start(&path);
+    let mut peer = runtime.accept();
+    peer.expect_registration();
+    peer.write(&frame(2, 1, 2, &error(3, "plugin name in use")));
+    let expected =
+        "the runtime refused to register plugin \"detour\" with index 10: plugin name in use (code 3)".to_owned();
+    assert_eq!(plugin.next_failure(), format!("{}: {expected}", path.display()));
+    peer.closed();
+    runtime.register(&[]);
+    plugin.registered();
+}
+
+#[test]
+fn larger_frames_and_messages_than_the_protocol_allows_end_the_connection() {
+    let (_directory, path) = socket_path();
+    let runtime = Runtime::listen(&path);
+    for (header, cause) in [
+        ([0, 0, 0, 1, 0, 0x40, 0, 0x0b].as_slice(), "expected a frame of at most 4194314 bytes, got 4194315"),
+        (&[0, 0, 0, 7, 0xff, 0xff, 0xff, 0xff], "expected a frame of at most 4194314 bytes, got 4294967295"),
+        (
+            &[0, 0, 0, 1, 0, 0x40, 0, 0x0a, 0, 0x40, 0, 1, 0, 0, 0, 1, 1, 0],
+            "expected a message of at most 4194304 bytes, got 4194305",
+        ),
+        (
+            &[0, 0, 0, 2, 0, 0, 0, 0x0a, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 1, 1, 0],
+            "expected a message of at most 4194304 bytes, got 4294967295",
+        ),
+        (&frame(1, 1, 1, &[0xff; 5]), "the runtime sent a malformed message"),
+        (&frame(2, 1, 2, &[0xff; 5]), "the runtime sent a malformed message"),
+    ] {
+        let plugin = Plugin::start(&path);
+        let mut peer = runtime.accept();
+        peer.expect_registration();
+        peer.write(header);
+        assert_eq!(plugin.next_failure(), format!("{}: {cause}", path.display()));
+        peer.closed();
+        runtime.register(&[]);
+        plugin.registered();
+    }
+}
+
+#[test]
+fn the_largest_message_is_read() {
+    let (_directory, runtime, plugin) = started();
+    let list = |padding| [bytes(2, bytes(8, vec![b'x'; padding])), bytes(1, pod("p"))].concat();
+    let length = |padding| call(1, PLUGIN, "Synchronize", &list(padding)).len() - 18;
+    let padding = (4 << 20) - (length(3 << 20) - (3 << 20));
+    assert_eq!(length(padding), 4 << 20);
+    let list = list(padding);
+    runtime.register(&list);
+    assert_eq!(plugin.registered().0.len(), 1);
+}
+
+#[test]
+fn a_start_is_answered_before_the_runtime_stops_waiting() {
+    let (_directory, path) = socket_path();
+    let runtime = Runtime::listen(&path);
+    let (release, released) = channel::<()>();
+    let plugin = Plugin::start_with(&path, move |call| {
+        if matches!(call, Call::Start(..)) {
+            released.recv_timeout(DEADLINE).expect("released");
+        }
+    });
+    let mut peer = runtime.accept();
+    peer.expect_registration();
+    // The runtime waits for 1 ms.
+    peer.call("Configure", &configuration(1));
+    peer.call("Synchronize", &[]);
+    plugin.registered();
+    assert_eq!(peer.call("StartContainer", &event("a")), EMPTY);
+    plugin.next_call();
+    release.send(()).expect("received");
+    assert_eq!(plugin.reports(), []);
+}
+
+#[test]
+fn the_plugin_ends_with_the_receiver_of_its_reports_and_never_fails_a_start() {
+    let (_directory, path) = socket_path();
+    let runtime = Runtime::listen(&path);
+    let plugin = Plugin::start_with(&path, |call| assert!(!matches!(call, Call::Start(..)), "an intended panic"));
+    let mut peer = runtime.register(&[]);
+    plugin.registered();
+    let stream = peer.send(PLUGIN, "StartContainer", &event("a"));
+    let mut received = Vec::new();
+    peer.stream.read_to_end(&mut received).expect("closed");
+    assert!(received.is_empty() || received == frame(1, stream, 2, &EMPTY), "{received:?}");
+    plugin.ended();
+}
+
+#[test]
+fn the_plugin_ends_at_once_in_each_state() {
+    let (_directory, path) = socket_path();
+    let waiting = Plugin::start(&path);
+    waiting.next_failure();
+    assert!(waiting.end() < END, "while it waits for the socket");
+    let runtime = Runtime::listen(&path);
+    let registering = Plugin::start(&path);
+    let mut peer = runtime.accept();
+    peer.expect_registration();
+    assert!(registering.end() < END, "while it registers");
+    peer.closed();
+    let registered = Plugin::start(&path);
+    let mut peer = runtime.register(&[]);
+    registered.registered();
+    assert!(registered.end() < END, "while it is registered");
+    peer.closed();
+}
+
+/// Sends calls until `done`, and reads no answer.
+fn send_without_reading(peer: &mut Peer, mut done: impl FnMut(Instant) -> bool) {
+    let calls = call(1, PLUGIN, &"x".repeat(500), &[]).repeat(100);
+    peer.stream.set_nonblocking(true).expect("set");
+    let (mut rest, mut sent) = (calls.as_slice(), Instant::now());
+    while !done(sent) {
+        match peer.stream.write(rest) {
+            Ok(length) => {
+                rest = if length < rest.len() { &rest[length..] } else { &calls };
+                sent = Instant::now();
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            // The plugin has closed the connection.
+            Err(error) => {
+                assert!(matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{error}")
+            }
+        }
+    }
+}
+
+#[test]
+fn a_runtime_that_does_not_read_answers_does_not_delay_the_end() {
+    let (_runtime, mut peer, plugin) = registered();
+    // The kernel's buffers of both directions are full.
+    send_without_reading(&mut peer, |sent| sent.elapsed() > Duration::from_millis(100));
+    assert!(plugin.end() < END);
+}
+
+#[test]
+fn sending_to_a_runtime_that_does_not_read_answers_times_out() {
+    let (_directory, path) = socket_path();
+    let runtime = Runtime::listen(&path);
+    let plugin = Plugin::start(&path);
+    let mut peer = runtime.register(&[]);
+    plugin.registered();
+    let mut reports = Vec::new();
+    send_without_reading(&mut peer, |sent| {
+        assert!(sent.elapsed() < DEADLINE);
+        reports = plugin.reports();
+        !reports.is_empty()
+    });
+    let cause = format!("{}: the runtime does not read the plugin's answers", path.display());
+    assert_eq!(reports, [Report::Status(NriStatus::Disconnected(cause))]);
+    runtime.register(&[]);
+    plugin.registered();
+}
+
+#[test]
+fn a_full_connection_queue_is_reported_and_ends() {
+    let (_directory, path) = socket_path();
+    let runtime = Runtime::listen(&path);
+    let waiting = runtime.fill_queue(&path);
+    let plugin = Plugin::start(&path);
+    assert!(plugin.next_failure().ends_with("the runtime's connection queue is full"));
+    for _ in waiting {
+        drop(runtime.accept());
+    }
+    runtime.register(&[]);
+    plugin.registered();
+}
+
+#[test]
+fn a_runtime_that_closes_each_connection_is_contacted_less_and_less_often() {
+    let (_directory, runtime, plugin) = started();
+    let begin = Instant::now();
+    for _ in 0..3 {
+        // Even after a registration.
+        runtime.register(&[]);
+    }
+    drop(runtime.accept());
+    // 0.1 s, 0.2 s and 0.4 s.
+    assert!(begin.elapsed() >= Duration::from_millis(700), "{:?}", begin.elapsed());
+    drop(plugin);
+}
+
+#[test]
+fn a_socket_that_another_user_could_have_created_is_not_used() {
+    let (directory, path) = socket_path();
+    let _runtime = Runtime::listen(&path);
+    chown(&*directory, Some(UNPRIVILEGED), None).expect("given away");
+    let plugin = Plugin::start(&path);
+    let expected = format!("{} is owned by UID 65534; expected root; run chown root:root", directory.display());
+    let cause = plugin.next_failure();
+    assert!(cause.contains(&expected), "{cause}");
+    drop(plugin);
+    chown(&*directory, Some(0), None).expect("taken back");
+    fs::set_permissions(&*directory, Permissions::from_mode(0o777)).expect("set");
+    let plugin = Plugin::start(&path);
+    let cause = plugin.next_failure();
+    assert!(cause.contains("expected one that only root can write to"), "{cause}");
+}
+
+#[test]
+fn a_listener_of_another_user_is_not_used() {
+    let (directory, path) = socket_path();
+    chown(&*directory, Some(UNPRIVILEGED), None).expect("given away");
+    let mut process = Command::new(env::current_exe().expect("this test"))
+        .args(["--exact", "nri::failures::listens_as_another_user", "--nocapture"])
+        .env(LISTEN_AT, &path)
+        .uid(UNPRIVILEGED)
+        .gid(UNPRIVILEGED)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let begin = Instant::now();
+    while !path.exists() {
+        assert!(begin.elapsed() < DEADLINE, "it listens");
+        std::thread::yield_now();
+    }
+    chown(&*directory, Some(0), None).expect("taken back");
+    let plugin = Plugin::start(&path);
+    let cause = plugin.next_failure();
+    let expected = "expected root as listener on the socket, got UID 65534; remove the socket";
+    assert_eq!(cause, format!("{}: {expected}", path.display()));
+    drop(process.stdin.take());
+    process.wait().expect("ended");
+}
+
+/// Not a test: it listens at the path from [`LISTEN_AT`] until its stdin ends.
+#[test]
+fn listens_as_another_user() {
+    let Some(path) = env::var_os(LISTEN_AT) else { return };
+    let _listener = UnixListener::bind(path).expect("bound");
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}

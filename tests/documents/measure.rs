@@ -1,0 +1,155 @@
+//! The tools of the benchmark. The guard of hack/instructions.sh names the counts that exceed their limits, and
+//! `--update` writes new ones. hack/bench.sh compares medians with targets.
+
+use crate::support::directory;
+
+use directory::Directory;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const COUNTS: &str = "VERSION: instructions|1030\nADD: instructions|2000\nADD: system calls|120\n";
+
+struct Guard {
+    directory: Directory,
+}
+
+impl Guard {
+    /// A guard whose file of limits has these values: name, value, tolerance in percent.
+    fn new(test: &str, values: &[(&str, u64, u64)]) -> Self {
+        let guard = Self { directory: Directory::new(&format!("measure-{test}")) };
+        let values: serde_json::Map<_, _> = values
+            .iter()
+            .map(|(name, value, tolerance)| {
+                ((*name).to_owned(), json!({"value": value, "tolerance_percent": tolerance}))
+            })
+            .collect();
+        fs::write(guard.path("limits.json"), json!({"compiler": "rustc 1", "values": values}).to_string())
+            .expect("written");
+        fs::write(guard.path("counts"), COUNTS).expect("written");
+        guard
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    fn run(&self, more: &[&str]) -> (bool, String) {
+        let output = measure(
+            &[
+                &["limits"][..],
+                &[text(&self.path("limits.json")), text(&self.path("counts"))],
+                &["--compiler", "rustc 2"],
+                more,
+            ]
+            .concat(),
+        );
+        assert!(output.stderr.is_empty(), "{output:?}");
+        (output.status.success(), String::from_utf8(output.stdout).expect("text"))
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("text")
+}
+
+fn example(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_detour")).with_file_name("examples").join(name);
+    assert!(path.exists(), "{} is missing: run `cargo build --examples`", path.display());
+    path
+}
+
+fn measure(arguments: &[&str]) -> Output {
+    Command::new(example("measure")).args(arguments).output().expect("started")
+}
+
+/// Returns the words of the line that begins with `name`.
+fn words<'a>(output: &'a str, name: &str) -> Vec<&'a str> {
+    let line = output.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_else(|| panic!("{name}: not in {output}")).split_whitespace().collect()
+}
+
+#[test]
+fn counts_within_their_tolerance_pass_and_a_gain_is_noted() {
+    let limits = [("VERSION: instructions", 1000, 3), ("ADD: instructions", 2200, 3), ("ADD: system calls", 120, 1)];
+    let (passed, output) = Guard::new("pass", &limits).run(&[]);
+    assert!(passed, "{output}");
+    assert_eq!(words(&output, "VERSION: instructions"), ["1000", "3", "%", "1030", "+3.00", "%", "ok"]);
+    assert_eq!(words(&output, "ADD: instructions"), ["2200", "3", "%", "2000", "-9.09", "%", "lower"]);
+    assert!(output.contains("hack/instructions.sh --update"), "{output}");
+}
+
+#[test]
+fn a_count_above_its_limit_fails_and_the_message_names_it_and_the_next_step() {
+    let limits = [("VERSION: instructions", 999, 3), ("ADD: instructions", 2000, 3), ("ADD: system calls", 119, 0)];
+    let (passed, output) = Guard::new("exceeded", &limits).run(&[]);
+    assert!(!passed, "{output}");
+    assert_eq!(words(&output, "VERSION: instructions").last(), Some(&"EXCEEDED"));
+    assert_eq!(words(&output, "ADD: instructions").last(), Some(&"ok"));
+    let last = output.lines().last().expect("a line");
+    assert!(last.contains("VERSION: instructions (+3.10 %)") && last.contains("ADD: system calls (+0.84 %)"), "{last}");
+    assert!(!last.contains("ADD: instructions"), "{last}");
+    assert!(last.contains("--update"), "{last}");
+    assert!(output.contains("compiler: rustc 2; the limits are from rustc 1"), "{output}");
+}
+
+#[test]
+fn a_count_without_a_limit_and_a_limit_without_a_count_fail() {
+    let limits = [("VERSION: instructions", 1030, 3), ("ADD: instructions", 2000, 3), ("DEL: instructions", 9, 3)];
+    let (passed, output) = Guard::new("unknown", &limits).run(&[]);
+    assert!(!passed, "{output}");
+    assert_eq!(words(&output, "ADD: system calls"), ["120", "NO", "LIMIT"]);
+    assert_eq!(words(&output, "DEL: instructions"), ["NOT", "MEASURED"]);
+}
+
+#[test]
+fn update_writes_the_counts_and_keeps_the_tolerances() {
+    let guard = Guard::new("update", &[("VERSION: instructions", 1, 7), ("DEL: instructions", 9, 3)]);
+    let (passed, output) = guard.run(&["--update"]);
+    assert!(passed, "{output}");
+    let limits: Value = serde_json::from_slice(&fs::read(guard.path("limits.json")).expect("readable")).expect("JSON");
+    let expected = json!({
+        "compiler": "rustc 2",
+        "values": {
+            "ADD: instructions": {"value": 2000, "tolerance_percent": 10},
+            "ADD: system calls": {"value": 120, "tolerance_percent": 10},
+            "VERSION: instructions": {"value": 1030, "tolerance_percent": 7},
+        },
+    });
+    assert_eq!(limits, expected);
+    assert!(guard.run(&[]).0, "a second run passes");
+}
+
+#[test]
+fn targets_compare_medians_and_say_which_are_missed() {
+    let directory = Directory::new("measure-targets");
+    let line = |label: &str, cpu_us: u64, wall_us: u64| {
+        let (user_us, system_us) = (cpu_us / 4, cpu_us - cpu_us / 4);
+        let cost = json!({"label": label, "wall_us": wall_us, "user_us": user_us, "system_us": system_us,
+            "max_rss_kib": 2048, "page_faults": 100});
+        format!("{cost}\n")
+    };
+    // One slow run does not change a median.
+    let costs =
+        [("floor", 1000, 2000), ("floor", 1000, 2000), ("floor", 90_000, 90_000), ("ADD", 1600, 4000), ("DEL", 9, 1)];
+    let costs: String = costs.into_iter().map(|(label, cpu, wall)| line(label, cpu, wall)).collect();
+    let rows = "a|floor||\nb|ADD|floor|cpu 1.6x, wall 1.8x, cpu +0.5ms, wall 4ms\nc|not measured|floor|cpu 1x\n";
+    let (file, list) = (directory.join("costs"), directory.join("rows"));
+    fs::write(&file, costs).expect("written");
+    fs::write(&list, rows).expect("written");
+    let output = measure(&["table", text(&file), "--rows", text(&list)]);
+    let output = String::from_utf8(output.stdout).expect("text");
+    let (costs, targets) = output.split_once("\n\n").expect("two tables");
+    assert_eq!(words(costs, "floor"), ["3", "1.00", "0.25", "0.75", "2.00", "2.0", "100"]);
+    assert_eq!(words(costs, "ADD")[1..], ["1.60", "0.40", "1.20", "4.00", "2.0", "100", "1.60", "2.00", "floor"]);
+    assert!(!output.contains("DEL") && !output.contains("not measured"), "{output}");
+    let verdicts: Vec<_> = targets.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
+    let expected = [
+        ["ADD", "cpu", "1.6x", "1.60x", "yes", "floor"],
+        ["ADD", "wall", "1.8x", "2.00x", "NO", "floor"],
+        ["ADD", "cpu", "+0.5ms", "+0.60ms", "NO", "floor"],
+        ["ADD", "wall", "4ms", "4.0ms", "yes", "floor"],
+    ];
+    assert_eq!(verdicts, expected);
+}
