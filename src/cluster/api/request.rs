@@ -151,7 +151,7 @@ impl ApiRequest {
             (0, Some(step)) => (Code::InvalidConfig, step.to_owned()),
             (0, None) if is_too_large => (Code::InvalidConfig, format!("{cause}; {other}")),
             (0 | 200..=299 | 408 | 429 | 500.., _) => {
-                let next = "check that this node can reach the API server";
+                let next = "check that this machine can reach the API server";
                 (Code::TryAgain, format!("no usable answer{effort}; {next}"))
             }
             (401, _) => {

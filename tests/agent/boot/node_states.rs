@@ -17,7 +17,7 @@ const GET_POD: &str = "GET http";
 fn only_pods_with_a_sidecar_wait_if_the_api_server_refuses_connections() {
     Scene::run(|scene| {
         scene.write_kubeconfig(&json!({"server": format!("http://{}", closed_port())}));
-        let parts = [NO_AGENT, GET_POD, "no usable answer", "check that this node can reach the API server"];
+        let parts = [NO_AGENT, GET_POD, "no usable answer", "check that this machine can reach the API server"];
         scene.only_pods_with_a_sidecar_wait(11, &parts);
     });
 }
