@@ -116,7 +116,7 @@ expect "before: redirected" yes "$(is_redirected && echo yes)"
 in_web nft list tables | grep -v detour-exclusions | while read -r _ family name; do
     in_web nft flush table "$family" "$name" </dev/null
 done
-expect "after the flush: redirected" "" "$(is_redirected && echo yes || true)"
+expect "after the flush: redirected" "" "$(if is_redirected; then echo yes; fi)"
 flushed=$SECONDS
 expect_within 30 "connections that the guard rejected" '[1-9]*' rejected
 eventually 180 is_redirected || true
