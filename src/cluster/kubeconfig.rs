@@ -100,7 +100,12 @@ impl<'a> Kubeconfig<'a> {
             let pem = String::from_utf8_lossy(&pem);
             let is_usable = certificates(&pem).len() == pem.matches(BEGIN_CERTIFICATE).count();
             config.root_cert_file = is_usable.then(|| ca.into());
-            config.auth_info = self.user.clone();
+            // kube reads the file again, but accepts none with a line break at its end, which the kubelet does not write.
+            let token =
+                self.user.token_file.as_ref().and_then(|file| trusted_file::read(Path::new(file), MAX_TOKEN).ok());
+            if token.is_some_and(|token| token == token.trim_ascii()) {
+                config.auth_info = self.user.clone();
+            }
         }
         Ok(config)
     }
@@ -387,7 +392,29 @@ fn expiry(token: &str) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{BEGIN_CERTIFICATE, certificates, expiry};
+    use super::*;
+    use crate::scratch::Directory;
+    use std::fs;
+
+    /// As in a directory that was written by hand.
+    #[test]
+    fn a_token_file_of_an_account_may_end_with_a_line_break() {
+        let directory = Directory::new("account");
+        let path = directory.join("account");
+        fs::create_dir_all(&path).expect("made");
+        let params = rcgen::CertificateParams::new(["a".to_owned()]).expect("a name");
+        let ca = params.self_signed(&rcgen::KeyPair::generate().expect("a key")).expect("a certificate");
+        fs::write(path.join("ca.crt"), ca.pem()).expect("written");
+        for (text, is_read_again) in [("t", true), ("t\n", false)] {
+            fs::write(path.join("token"), text).expect("written");
+            let config = Kubeconfig::of_service_account("https://a", &path).config(true).expect("usable").auth_info;
+            assert_eq!(
+                (config.token_file.is_some(), config.token.is_some()),
+                (is_read_again, !is_read_again),
+                "{text:?}"
+            );
+        }
+    }
 
     #[test]
     fn certificates_are_found_between_other_text_and_broken_ones() {
