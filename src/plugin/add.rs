@@ -60,6 +60,7 @@ pub(super) fn apply(
         let claimed = netns.map_or(Ok(()), |netns| SandboxRecord::claim(&store, &attachment.container_id, &netns));
         // A concurrent ADD may not have seen this record, whose policy may forbid all rules.
         let others = claimed.and_then(|()| store.attachments_of(&attachment.container_id));
+        let others = others.map(|all| all.into_iter().filter(|other| *other != attachment).collect::<Vec<_>>());
         match others.and_then(|others| may_have_rules(&store, &others)) {
             Ok(false) => return Ok(()),
             Ok(true) => {}
