@@ -27,6 +27,10 @@ Examples:
   detour install --name excludedns --attachments attachments.json
         install with a configuration file for each attachment
 
+Platforms: openshift (aro, crc, ocp, okd, rosa) and microshift, both with a separate configuration
+file for Multus; gke, k3d, k3s, microk8s, bottlerocket, minikube; and kubernetes (aks, default, eks,
+iks, k0s, kind, kubeadm, rke1, rke2, talos).
+
 Repeat the command to restore missing or changed files; it changes nothing else. It never replaces a
 file of another owner: the error names the file and what to do. A list of another owner gets the
 plugin's entry. A node has one installation; if an agent owns it, the command refuses to change it.
