@@ -40,8 +40,10 @@ impl Api {
     /// The API rejects the request, or does not answer within five seconds.
     pub fn token(&self, of: &ObjectRef, lifetime: Duration) -> Result<Token, Error> {
         let create = |node: Option<&str>| {
-            let bound = node.map(|node| json!({"kind": "Node", "apiVersion": "v1", "name": node}));
-            let spec = json!({"audiences": [], "boundObjectRef": bound, "expirationSeconds": lifetime.as_secs()});
+            let mut spec = json!({"audiences": [], "expirationSeconds": lifetime.as_secs()});
+            if let Some(node) = node {
+                spec["boundObjectRef"] = json!({"kind": "Node", "apiVersion": "v1", "name": node});
+            }
             let body = json!({"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "spec": spec});
             let target = Target(Kind::SERVICE_ACCOUNT, Some(&of.namespace), &of.name);
             let request = ApiRequest::of_object("create", "serviceaccounts/token", target, |accounts| {
