@@ -16,5 +16,5 @@ trap 'rm -rf "$tools"' EXIT
 say "building cnitool"
 GOBIN=$tools go install github.com/containernetworking/cni/cnitool@v1.3.0
 say "recording"
-PATH=$tools:$PATH UPDATE_GOLDEN=1 cargo test --locked --quiet --test delegates \
-    cnitool::plugins_see_what_the_reference_shows_them
+PATH=$tools:$PATH UPDATE_GOLDEN=1 cargo test --locked --quiet --test primary \
+    delegates::cnitool::plugins_get_the_input_of_the_reference_library

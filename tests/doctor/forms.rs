@@ -216,7 +216,7 @@ fn shipped() -> Vec<String> {
     serde_json::from_value(context["capabilities"]["add"].clone()).expect("names")
 }
 
-/// What came of each line, for a doctor that has these.
+/// Returns the result of each check of a doctor with these capabilities.
 fn outcomes(root: &Path, capabilities: &[String]) -> Vec<(String, String, String)> {
     let bounds = capabilities.iter().map(|name| format!(",+{}", name.to_lowercase())).collect::<String>();
     let output = Command::new("setpriv")

@@ -21,7 +21,7 @@ const TIME_STAMP_PRECISION: Duration = Duration::from_millis(100);
 /// What saved state says about a sandbox.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Saved {
-    /// When it changed; `None` if there is none, or if it must be read again.
+    /// When it changed; `None` without saved state, or if it must be read again.
     pub(super) modified: Option<SystemTime>,
     /// `None` if it excludes no container.
     pub(super) excluded: Option<Arc<ExcludedContainers>>,

@@ -188,7 +188,7 @@ impl Kubectl {
         self.list("pods", namespace, &[&format!("--field-selector=spec.nodeName={node}")])
     }
 
-    /// Runs a command in all these agents. Returns the output of each, or why there is none.
+    /// Runs a command in all these agents. Returns the output of each, or the error.
     pub(super) fn run_in_all(
         &self,
         agents: &[&AgentPod],
