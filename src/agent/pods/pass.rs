@@ -253,7 +253,10 @@ impl Pass<'_> {
         }
         self.check_deletable(suspicion).map_err(failed)?;
         if let Some(next) = self.tools.deletions.borrow_mut().next(now) {
-            tracing::info!(pod = self.pod_name(), "deletion deferred: too many pods were deleted; check whether new pods are redirected");
+            tracing::info!(
+                pod = self.pod_name(),
+                "deletion deferred: too many pods were deleted; check whether new pods are redirected"
+            );
             state.due = Some(next);
             return Ok(());
         }

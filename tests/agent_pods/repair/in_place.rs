@@ -75,7 +75,11 @@ fn names_without_rules_neither_remove_a_redirection_nor_prevent_its_repair() {
             let (mut repair, observed, start) = (scene.repair(), Arc::new(bare.observed()), Instant::now());
             repair.run_pass(&[Arc::clone(&observed)], start);
             let done = one(repair.run_pass(&[Arc::clone(&observed)], start + 5 * SECOND));
-            assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again: it had a sidecar and no rules");
+            assert_is(
+                &done,
+                "DetourRepaired",
+                "traffic is redirected to the sidecar again: it had a sidecar and no rules",
+            );
             bare.tool(
                 "sh",
                 &["-c", "nft list ruleset | grep -q 'redirect to :15001\\|--to-ports 15001\\|REDIRECT'"],
@@ -151,7 +155,11 @@ fn a_changed_pod_is_checked() {
         repair.run_pass(&[Arc::new(pod.observed())], start);
         pod.tool("nft", &["flush", "ruleset"], "");
         let changed = Arc::new(ObservedPod { resource_version: "8".into(), ..pod.observed() });
-        assert_is(&one(repair.run_pass(&[changed], start + 6 * SECOND)), "DetourRepaired", "traffic is redirected to the sidecar again");
+        assert_is(
+            &one(repair.run_pass(&[changed], start + 6 * SECOND)),
+            "DetourRepaired",
+            "traffic is redirected to the sidecar again",
+        );
     });
 }
 
