@@ -252,8 +252,7 @@ mod tests {
             (Some(false), Some("missing: a list".into()))
         );
         let lacking = InstallPlan { lacks: Some("a token".into()), ..InstallPlan::default() };
-        let (without, not_ready) =
-            (&mut Stability::default(), (Some(false), Some("missing: a token".to_owned())));
+        let (without, not_ready) = (&mut Stability::default(), (Some(false), Some("missing: a token".to_owned())));
         for round in 0..5 {
             for iteration in [
                 Iteration::Repaired(Box::new(lacking.clone())),
