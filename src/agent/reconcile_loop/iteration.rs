@@ -239,7 +239,7 @@ mod tests {
         for iteration in [repaired(), settled()] {
             let (taint, obstacle) = assessed(&iteration, fresh, now);
             let is_confirming = obstacle.is_some_and(|obstacle| obstacle.contains("not yet confirmed"));
-            assert!(taint == None && is_confirming, "the taint is unchanged");
+            assert!(taint.is_none() && is_confirming, "the taint is unchanged");
         }
         assert_eq!(assessed(&settled(), fresh, now + HOLD_TIME), (Some(true), None));
         assert_eq!(assessed(&repaired(), fresh, now), (Some(true), None), "one repair changes nothing");
