@@ -6,7 +6,6 @@ use clap::{ArgAction, Args};
 use detour_cni::agent::install::{FileRecord, InstallRecord, Platform, Role, changed, state_path};
 use detour_cni::host_path::HostPath;
 use detour_cni::inspect::doctor::{CheckTarget, Installation, MultusChain, OwnList, examine};
-use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::fs;
 
@@ -145,7 +144,7 @@ impl TargetArguments {
             other_conf_dirs: confs.collect(),
             installation: Installation {
                 programs,
-                listed_types: listed.map(|(path, kind)| (path.clone(), BTreeSet::from([kind.clone()]))).collect(),
+                listed_types: listed.map(|(path, kind)| (path.clone(), kind.clone())).collect(),
                 own_lists: record.with_role(Role::OwnList).filter_map(own_list).collect(),
                 multus_chain: record.multus_chain.as_ref().map(chain),
                 changed: match &found {

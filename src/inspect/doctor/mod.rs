@@ -11,7 +11,6 @@ mod containers;
 mod credentials;
 mod logs;
 mod node;
-mod own_list;
 mod pod;
 mod probe;
 mod report;
@@ -69,8 +68,8 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> CheckedNode {
     let configurations = configuration::examine(target, results);
     let conf = foremost(&configurations);
     let kinds = configurations.iter().map(|configured| configured.conf.kind.clone()).collect();
-    own_list::examine(target, results);
-    own_list::examine_multus_chain(target, results);
+    configuration::examine_own_lists(target, results);
+    configuration::examine_multus_chain(target, results);
     configuration::examine_node_configuration(target, results);
     node::examine_program(target, &kinds, results);
     let kubeconfig = credentials::examine_kubeconfig(target, conf, results);

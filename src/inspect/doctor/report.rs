@@ -13,7 +13,7 @@ use crate::wait;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -316,8 +316,8 @@ pub struct Installation {
     pub own_lists: BTreeMap<HostPath, OwnList>,
     /// Multus's auxiliary chain, if one of the plugin's files is there.
     pub multus_chain: Option<MultusChain>,
-    /// The types of the plugin's entries in configuration lists, by the path of the list.
-    pub listed_types: BTreeMap<HostPath, BTreeSet<String>>,
+    /// The type of the plugin's entry in each configuration list, by the path of the list.
+    pub listed_types: BTreeMap<HostPath, String>,
     /// The differences between the node and the installation, one line each; `None` without an installation. The
     /// error is the reason why they are unknown.
     pub changed: Result<Option<Vec<String>>, String>,
