@@ -3,7 +3,7 @@
 use super::cluster::NodeArguments;
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::print_error;
-use super::subject::{SubjectArguments, Subjects};
+use super::subject::SubjectArguments;
 use clap::Args;
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{RuleFormat, Ruleset, native, restore_text};
@@ -60,17 +60,12 @@ pub(super) struct ExplainArguments {
 }
 
 pub(super) fn run(arguments: &ExplainArguments) -> Result<CommandOutput, CommandError> {
-    let (manifest, configurations) = match arguments.subject.read_all(arguments.place.root()?)? {
-        Subjects::Cluster(subject) => return arguments.explain_one(&subject),
-        Subjects::Manifest(manifest) => *manifest,
-    };
     let needs_one = arguments.rules.is_some() || arguments.format.is_some();
-    if needs_one || manifest.pods.len() == 1 {
-        let pod = manifest.one().map_err(CommandError::Input)?;
-        return arguments.explain_one(&manifest.subject(pod, &configurations)?);
+    let subjects = arguments.subject.read_all(arguments.place.root()?, needs_one)?;
+    if let [one] = &subjects[..] {
+        return arguments.explain_one(one);
     }
-    let subject = |pod| Ok::<_, CommandError>(arguments.explain(&manifest.subject(pod, &configurations)?).explanation);
-    let explanations = manifest.pods.iter().map(subject).collect::<Result<Vec<_>, _>>()?;
+    let explanations: Vec<_> = subjects.iter().map(|subject| arguments.explain(subject).explanation).collect();
     let fine = explanations.iter().all(|one| one.add_fails.is_none());
     arguments.output.render_verdict(&Explanations(explanations), fine)
 }

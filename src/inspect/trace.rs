@@ -135,24 +135,18 @@ impl TextReport for Trace {
         }
         let is = |arrival: Arrival| self.arrives_at == arrival.to_string();
         let via = if self.interface.is_empty() { String::new() } else { format!(" via {}", self.interface) };
-        let tone = if [Arrival::Dropped, Arrival::Rejected, Arrival::Unknown].into_iter().any(is) {
-            Tone::Bad
-        } else {
-            Tone::Good
-        };
-        screen.line(&[
-            Cell::of(format!("{}/{} from {sender}{via} →", self.to, self.protocol)),
-            Cell::of(&self.arrives_at).tone(tone),
-        ]);
+        let is_bad = [Arrival::Dropped, Arrival::Rejected, Arrival::Unknown].into_iter().any(is);
+        let tone = if is_bad { Tone::Bad } else { Tone::Good };
+        screen.labeled(format!("{}/{} from {sender}{via} →", self.to, self.protocol), &self.arrives_at, tone);
         if let Some(reason) = &self.reason {
-            screen.line(&[Cell::of("Reason:"), Cell::of(reason)]);
+            screen.labeled("Reason:", reason, Tone::Plain);
         }
         if let Some(origin) = self.configuration.as_ref().filter(|origin| origin.source != ConfigurationSource::File) {
-            screen.line(&[Cell::of("Configuration:"), Cell::of(origin.text()).tone(Tone::Faint)]);
+            screen.labeled("Configuration:", origin.text(), Tone::Faint);
         }
         if let Some(container) = &self.container {
             let tone = if container.bypasses.is_some() { Tone::Notable } else { Tone::Faint };
-            screen.line(&[Cell::of(format!("Container {}:", container.name)), Cell::of(container.text()).tone(tone)]);
+            screen.labeled(format!("Container {}:", container.name), container.text(), tone);
         }
         let mut rows: Vec<Vec<Cell>> = Vec::new();
         let decides = |hop: &Hop| self.decided_by.as_ref().is_some_and(|place| is_at(hop, place));

@@ -1,6 +1,6 @@
 //! `validate`: checks the configurations in a file as `detour install` and the agent do.
 
-use super::terminal::{Cell, Screen, TextReport, Tone, first_of};
+use super::terminal::{Screen, TextReport, Tone, first_of};
 use crate::cluster::KubeconfigSummary;
 use crate::cluster::yaml::documents;
 use crate::cni::{Code, Error, NODE_CONFIGURATION, NetConf, NodeConf, PROGRAM, configuration};
@@ -39,13 +39,13 @@ impl TextReport for ValidationReport {
     fn write(&self, screen: &mut Screen) {
         for CheckedConf { place, errors, warnings, .. } in &self.configurations {
             if errors.is_empty() {
-                screen.line(&[Cell::of(format!("{place}:")), Cell::of("valid").tone(Tone::Good)]);
+                screen.labeled(format!("{place}:"), "valid", Tone::Good);
             }
             for error in errors {
-                screen.line(&[Cell::of(format!("{place}:")), Cell::of(format!("invalid: {error}")).tone(Tone::Bad)]);
+                screen.labeled(format!("{place}:"), format!("invalid: {error}"), Tone::Bad);
             }
             for warning in warnings {
-                screen.line(&[Cell::of(format!("  warning: {warning}"))]);
+                screen.text(format!("  warning: {warning}"), Tone::Plain);
             }
         }
     }

@@ -119,8 +119,11 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
         }
     };
     // They may be missing here.
-    let elsewhere: Vec<_> =
-        target.other_conf_dirs.iter().flat_map(|directory| runtime_files(target, directory).unwrap_or_default()).collect();
+    let elsewhere: Vec<_> = target
+        .other_conf_dirs
+        .iter()
+        .flat_map(|directory| runtime_files(target, directory).unwrap_or_default())
+        .collect();
     // Entries in the source of an own list are those of other tools.
     let is_source = |file: &RuntimeFile| {
         let mut own_lists = target.installation.own_lists.iter();
@@ -331,9 +334,7 @@ fn own_list(target: &CheckTarget, path: &HostPath, OwnList { source, kind }: &Ow
         );
     }
     match (contents(own, kind), contents(original, kind)) {
-        (_, Err(why)) => {
-            CheckVerdict::fail(format!("{path} is a copy of {source}, which is invalid now: {why}"), WAIT)
-        }
+        (_, Err(why)) => CheckVerdict::fail(format!("{path} is a copy of {source}, which is invalid now: {why}"), WAIT),
         (Err(why), _) => CheckVerdict::fail(format!("{path}: {why}"), WRITE_OWN_LIST),
         (Ok(copied), Ok(current)) if copied != current => CheckVerdict::fail(
             format!("{path} is an older copy of {source}"),

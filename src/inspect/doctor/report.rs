@@ -126,14 +126,11 @@ impl TextReport for Checklist {
     fn write(&self, page: &mut Screen) {
         let node = self.node.as_ref().map_or_else(|| "this node".to_owned(), |name| format!("node {name}"));
         let what = match &self.pod {
-            Some(pod) => format!("Pod {pod} on {node} ({}):", self.platform),
-            None => match &self.node {
-                Some(name) => format!("Node {name} ({}):", self.platform),
-                None => format!("This node ({}):", self.platform),
-            },
+            Some(pod) => format!("Pod {pod} on {node}"),
+            None => self.node.as_ref().map_or_else(|| "This node".to_owned(), |name| format!("Node {name}")),
         };
         let (verdict, tone) = self.verdict();
-        page.line(&[Cell::of(what), Cell::of(verdict).tone(tone)]);
+        page.labeled(format!("{what} ({}):", self.platform), verdict, tone);
         let is_open = |line: &&ReportLine| line.verdict.next.is_some();
         let (failed, warned) = (self.with(CheckOutcome::Fail), self.with(CheckOutcome::Warn));
         let open = self.with(CheckOutcome::NotChecked).filter(is_open);

@@ -147,7 +147,7 @@ impl Explanation {
             configuration: subject.origin.clone(),
             networks: networks_of(subject, &[]),
             decision: "not redirected: it does not start".to_owned(),
-            warnings: vec![Warning { code: ADD_FAILS, what: error.to_string(), next: String::new() }],
+            warnings: vec![Warning::new(ADD_FAILS, error.to_string(), "")],
             ..Self::default()
         }
     }
@@ -201,7 +201,8 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         traffic: evaluations.iter().flat_map(Evaluation::exclusions).collect(),
         containers: evaluations.iter().flat_map(Evaluation::containers).collect(),
     };
-    let warnings = warnings(subject, &evaluations, &policy)?;
+    let init_containers = init_containers(&containers, &policy, &requested);
+    let warnings = warnings(subject, &evaluations, &policy, &init_containers)?;
     let failing = warnings.iter().find(|warning| warning.code == ADD_FAILS);
     let explanation = Explanation {
         pod: subject.name(),
@@ -218,7 +219,7 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         settings: settings.unwrap_or_default(),
         guard: ExplainedGuard::of(&policy, &evaluations),
         exclusions: excluded,
-        init_containers: init_containers(&containers, &policy, &requested),
+        init_containers,
         excluded_containers: excluded_containers(&policy, evaluations.iter().flat_map(Evaluation::containers)),
         requests: requested_items(&evaluations),
         notes: notes(subject, &evaluations, &policy),
@@ -334,15 +335,11 @@ impl TextReport for Explanation {
             screen.line(&[Cell::of("an ADD fails:").tone(Tone::Bad), Cell::of(cause)]);
         }
         let tone = if self.redirected { Tone::Good } else { Tone::Notable };
-        let pod = match &self.template_of {
-            Some(object) => format!("Pod {} of {object} is", self.pod),
-            None => format!("Pod {} is", self.pod),
-        };
-        screen.line(&[Cell::of(pod), Cell::of(&self.decision).tone(tone)]);
-        screen.line(&[Cell::of("Configuration:"), Cell::of(self.configuration.text()).tone(Tone::Faint)]);
+        let of_template = self.template_of.as_ref().map(|object| format!(" of {object}")).unwrap_or_default();
+        screen.labeled(format!("Pod {}{of_template} is", self.pod), &self.decision, tone);
+        screen.labeled("Configuration:", self.configuration.text(), Tone::Faint);
         if let Some(PlannedFormat { format, source }) = &self.rule_format {
-            screen
-                .line(&[Cell::of("Rule format:"), Cell::of(format!("{}, {source}", format.name())).tone(Tone::Faint)]);
+            screen.labeled("Rule format:", format!("{}, {source}", format.name()), Tone::Faint);
         }
         if let Some(guard) = &self.guard {
             screen.line(&[Cell::of("Guard:"), Cell::of(guard.text()), sources(&guard.sources)]);
