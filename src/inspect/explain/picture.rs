@@ -29,9 +29,6 @@ const OUTSIDE_WIDTH: i32 = WIDTH - OUTSIDE - 28;
 const TOP: i32 = 96;
 /// The height of a box's heading.
 const HEAD: i32 = 60;
-/// The height of a line of text, and the maximum number of lines about requests.
-const LINE: i32 = 20;
-const MAX_REQUESTS: usize = 20;
 const ANYWHERE: &str = "anywhere";
 /// The kinds of arrows, and their meanings.
 const LEGEND: [(&str, &str); 5] = [
@@ -127,19 +124,7 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
         drawing.text("soft", (x + 42, bottom + 4), meaning, MAX_TEXT);
         x += 76 + 7 * i32::try_from(meaning.len()).unwrap_or_default();
     }
-    let requests = &explained.explanation.requests;
-    let mut line = bottom;
-    for request in requests.iter().take(MAX_REQUESTS) {
-        line += LINE;
-        let text = format!("{:?} ({}): {}", request.item, request.source, request.verdict());
-        drawing.text("soft", (POD, line + 12), &text, MAX_TEXT);
-    }
-    if requests.len() > MAX_REQUESTS {
-        line += LINE;
-        let text = format!("and {} more requests", requests.len() - MAX_REQUESTS);
-        drawing.text("soft", (POD, line + 12), &text, MAX_TEXT);
-    }
-    drawing.finish(&format!("{title}: {}", explained.explanation.decision), WIDTH, line + 36)
+    drawing.finish(&format!("{title}: {}", explained.explanation.decision), WIDTH, bottom + 36)
 }
 
 fn proxy(redirect: &Redirect) -> String {
@@ -232,13 +217,9 @@ fn rows_without_redirect(subject: &Subject, explained: &Explained, traffic: &Con
 
 /// Returns the rows for exclusions and for settings that let outbound traffic bypass the sidecar.
 fn bypasses(explained: &Explained, redirect: &Redirect, containers: &[ContainerTraffic<'_>]) -> Vec<Row> {
-    let owners = explained.policy.exclusions_in_effect().into_iter().map(|exclusion| exclusion.owner);
-    let owners: Vec<_> = explained.explanation.exclusions.iter().map(|excluded| &excluded.who).zip(owners).collect();
-    let owner = |who: &String| owners.iter().find(|(known, _)| *known == who).map(|(_, owner)| *owner);
     let excluded = grouped(&explained.explanation.exclusions);
     let outbound = excluded.iter().filter(|excluded| excluded.direction != "inbound");
-    let mut rows: Vec<Row> =
-        outbound.map(|excluded| row_of_traffic(excluded, owner(&excluded.who), containers)).collect();
+    let mut rows: Vec<Row> = outbound.map(|excluded| row_of_traffic(excluded, containers)).collect();
     let as_proxy = |container: &&ContainerTraffic<'_>| {
         container.proxys_id(&explained.policy).is_some() && !container.is_excluded_by_id(&explained.policy)
     };
@@ -254,9 +235,10 @@ fn bypasses(explained: &Explained, redirect: &Redirect, containers: &[ContainerT
     rows
 }
 
-fn row_of_traffic(excluded: &ExcludedTraffic, owner: Option<TrafficOwner>, containers: &[ContainerTraffic<'_>]) -> Row {
-    let owned = owner.filter(|owner| *owner != TrafficOwner::Any).map(|owner| {
-        joined(containers.iter().filter(|container| container.is_owned_by(owner)).map(ContainerTraffic::name))
+fn row_of_traffic(excluded: &ExcludedTraffic, containers: &[ContainerTraffic<'_>]) -> Row {
+    let owned = (excluded.owner != TrafficOwner::Any).then(|| {
+        let owned = containers.iter().filter(|container| container.is_owned_by(excluded.owner));
+        joined(owned.map(ContainerTraffic::name))
     });
     let detail = match owned {
         Some(names) if names.is_empty() => "no container has this ID".to_owned(),

@@ -185,22 +185,21 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
     let applies = |one: &&Evaluation<'_>| one.result.is_ok();
     let decisive =
         evaluations.iter().find(redirects).or_else(|| evaluations.iter().find(applies)).or(evaluations.first());
-    let sources = evaluations.iter().flat_map(Evaluation::settings);
-    let settings = policy.redirect().map(|redirect| settings(redirect, sources));
-    let mut excluded =
-        excluded_traffic(&policy.exclusions_in_effect(), evaluations.iter().flat_map(Evaluation::exclusions));
-    if let Some((redirect, settings)) = policy.redirect().zip(settings.as_ref()) {
-        excluded.extend(uncaptured(redirect, settings));
-    }
-    let pod = &subject.facts.pod;
-    excluded.iter_mut().for_each(|traffic| traffic.note = unowned(traffic, pod));
-    // Another tool redirects the pod by the same rules.
-    let is_captured = policy.redirect().is_some() || (!policy.is_empty() && pod_skip_reason(pod).is_none());
-    let containers = if is_captured { application_containers(pod) } else { Vec::new() };
+    let sources = evaluations.iter().flat_map(Evaluation::settings).collect();
+    let settings = policy.redirect().map(|redirect| settings(redirect, &sources));
     let requested = Requested {
         traffic: evaluations.iter().flat_map(Evaluation::exclusions).collect(),
         containers: evaluations.iter().flat_map(Evaluation::containers).collect(),
     };
+    let mut excluded = excluded_traffic(&policy, &requested);
+    if let Some((redirect, settings)) = policy.redirect().zip(settings.as_ref()) {
+        excluded.extend(uncaptured(redirect, settings));
+    }
+    let pod = &subject.facts.pod;
+    excluded.iter_mut().for_each(|traffic| traffic.note = unowned(traffic.owner, pod));
+    // Another tool redirects the pod by the same rules.
+    let is_captured = policy.redirect().is_some() || (!policy.is_empty() && pod_skip_reason(pod).is_none());
+    let containers = if is_captured { application_containers(pod) } else { Vec::new() };
     let init_containers = init_containers(&containers, &policy, &requested);
     let warnings = warnings(subject, &evaluations, &policy, &init_containers)?;
     let failing = warnings.iter().find(|warning| warning.code == ADD_FAILS);
@@ -220,7 +219,7 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         guard: ExplainedGuard::of(&policy, &evaluations),
         exclusions: excluded,
         init_containers,
-        excluded_containers: excluded_containers(&policy, evaluations.iter().flat_map(Evaluation::containers)),
+        excluded_containers: excluded_containers(&policy, &requested),
         requests: requested_items(&evaluations),
         notes: notes(subject, &evaluations, &policy),
         warnings,

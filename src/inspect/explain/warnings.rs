@@ -11,7 +11,7 @@ use crate::pod::well_known::{
 };
 use crate::pod::{Facts, Namespace, Pod};
 use crate::policy::{
-    DnsCapture, Exclusion, IdRange, PROXY_PORTS, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
+    DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
 use crate::sub_plugins::{self, DecidedRequest, SubPlugin};
 use ipnet::IpNet;
@@ -101,8 +101,6 @@ pub(super) fn warnings(
         all.extend(captured_too_early(&containers, policy, redirect, &subject.facts));
         all.extend(ranges_without_dns(redirect, policy));
         all.extend(ports_with_captured_dns(redirect, policy));
-        all.extend(excluded_both_ways(redirect));
-        all.extend(inbound_exclusion_without_effect(redirect));
         all.extend(executables_beside_native_rules(&subject.conf));
     }
     if let (Some(namespace), false) = (&subject.facts.namespace, policy.is_empty()) {
@@ -328,36 +326,6 @@ fn ranges_without_dns(redirect: &Redirect, policy: &Policy) -> Option<Warning> {
         code: "excluded-ranges-without-dns",
         what: format!("DNS to the excluded ranges ({}) is still captured", captured.join(", ")),
         next: "exclude DNS, too: annotation detour.io/exclude-dns: excluded-ranges".to_owned(),
-    })
-}
-
-fn excluded_both_ways(redirect: &Redirect) -> Option<Warning> {
-    let (Ports::List(inbound), Ports::List(outbound)) =
-        (&redirect.inbound_ports_exclude, &redirect.outbound_ports_exclude)
-    else {
-        return None;
-    };
-    let both = inbound.iter().filter(|port| outbound.contains(port) && !PROXY_PORTS.contains(port));
-    let both = joined(both);
-    (!both.is_empty()).then(|| Warning {
-        code: "port-excluded-both-ways",
-        what: format!(
-            "port {both} is excluded inbound and outbound: both calls to the pod at this port and calls from the pod to \
-             this port bypass the sidecar"
-        ),
-        next:
-            "exclude it in one direction only: excludeInboundPorts in the pod that serves it, excludeOutboundPorts in \
-             the pods that call it"
-                .to_owned(),
-    })
-}
-
-fn inbound_exclusion_without_effect(redirect: &Redirect) -> Option<Warning> {
-    let default = Redirect::default().inbound_ports_exclude;
-    (redirect.inbound_ports_include != Ports::All && redirect.inbound_ports_exclude != default).then(|| Warning {
-        code: "inbound-exclusion-without-effect",
-        what: "inbound_ports_exclude has no effect: only the ports in inbound_ports_include are captured".to_owned(),
-        next: "remove the ports from includeInboundPorts, or set includeInboundPorts to *".to_owned(),
     })
 }
 
