@@ -103,14 +103,16 @@ impl ClusterArguments {
         }
     }
 
-    /// Reads a pod whose configuration is not used; `--config` can name the source of facts.
+    /// Reads a pod whose configuration is not used; `--config` can name the source of facts. Returns also the namespace of
+    /// the agent's pods, if a configuration names it.
     ///
     /// # Errors
     /// As [`Self::subject`].
-    pub(super) fn pod(&self, pod: &str, root: &Path) -> Result<Pod, CommandError> {
-        let configured = self.configurations(root)?;
+    pub(super) fn pod(&self, pod: &str, root: &Path) -> Result<(Pod, Option<String>), CommandError> {
+        let first = self.configurations(root)?.into_iter().next().map(|applied| applied.conf);
         let pod = named_pod(self.namespace.as_deref(), pod)?;
-        Ok(source(configured.first().map(|applied| &applied.conf), root)?.facts(&pod, true)?.pod)
+        let facts = source(first.as_ref(), root)?.facts(&pod, true)?;
+        Ok((facts.pod, first.and_then(|conf| conf.kubernetes.agent_namespace)))
     }
 }
 

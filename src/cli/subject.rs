@@ -56,7 +56,7 @@ impl SubjectArguments {
     ///
     /// # Errors
     /// As [`ClusterArguments::pod`].
-    pub(super) fn live_pod(&self, root: &Path) -> Result<Pod, CommandError> {
+    pub(super) fn live_pod(&self, root: &Path) -> Result<(Pod, Option<String>), CommandError> {
         let pod =
             self.pod.as_deref().ok_or_else(|| CommandError::Usage("expected a pod: -n NAMESPACE POD".to_owned()))?;
         self.cluster.pod(pod, root)
@@ -221,7 +221,7 @@ impl NetnsArguments {
     /// The namespace is not on this node (if the pod's node is known, with the command to run there) or can't be read.
     pub(super) fn read(
         &self,
-        pod: Option<&Pod>,
+        pod: Option<&(Pod, Option<String>)>,
         netns: Option<&Path>,
         command: &str,
     ) -> Result<NetnsRules, CommandError> {
@@ -257,7 +257,7 @@ impl NetnsArguments {
     }
 }
 
-fn find_pod(root: &Path, pod: &Pod, command: &str) -> Result<FoundNetns, Error> {
+fn find_pod(root: &Path, (pod, agent_namespace): &(Pod, Option<String>), command: &str) -> Result<FoundNetns, Error> {
     let name = format!("{}/{}", pod.namespace, pod.name);
     let failed = |why: &str| Error::new(Code::InvalidNetns, format!("pod {name}: {why}"));
     if pod.host_network {
@@ -268,7 +268,7 @@ fn find_pod(root: &Path, pod: &Pod, command: &str) -> Result<FoundNetns, Error> 
         // The UID of a static pod is an annotation, which may have that of another pod.
         let selector =
             if pod.is_mirror() { format!("-n {} {}", pod.namespace, pod.name) } else { format!("--pod-uid {uid}") };
-        node_hint(pod, None, &format!("{command} {selector}"))
+        node_hint(pod, agent_namespace.as_deref(), &format!("{command} {selector}"))
     };
     let error = match of_pod(root, pod) {
         Ok(Some(found)) => return Ok(found),

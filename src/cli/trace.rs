@@ -82,7 +82,7 @@ pub(super) fn run(arguments: &TraceArguments) -> Result<CommandOutput, CommandEr
     let report = match is_live {
         true => {
             let pod = if arguments.live { Some(arguments.subject.live_pod(root)?) } else { None };
-            let from = resolve(pod.as_ref())?;
+            let from = resolve(pod.as_ref().map(|(pod, _)| pod))?;
             let name = container.map(|name| format!("container={name},")).unwrap_or_default();
             let command = format!("trace --from '{name}{from}' --to '{}/{}'", to.address, to.protocol);
             let read = arguments.namespace.read(pod.as_ref(), arguments.netns.as_deref(), &command)?;
