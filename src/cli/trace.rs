@@ -13,19 +13,14 @@ use std::path::PathBuf;
 const EXAMPLES: &str = "\
 Examples:
   detour trace -f pod.yaml --config istio-cni.conf --from uid=1337 --to 10.96.0.10:53/udp
-  detour trace -f pod.yaml --from container=web --to 10.88.0.2:8080/tcp
-  detour trace -f pod.yaml --from uid=1000,gid=1000 --to '[2001:db8::1]:443/tcp' -o json
-  detour trace --live -n shop web-0 --from uid=1000 --to 10.96.0.10:53/udp
+  detour trace -f pod.yaml --from container=web --to '[2001:db8::1]:443/tcp' -o json
   detour trace --live -n shop web-0 --from container=vault-agent-init --to 10.88.0.2:8200/tcp
         also show whether, and until when, the container bypasses the sidecar
-  detour trace --netns /run/netns/cni-0c1f --from uid=1000 --to 10.88.0.2:8080/tcp
 
 The packet arrives at one of: sidecar:PORT, ztunnel:PORT (ambient mesh), direct (it keeps its
 destination), dropped, rejected (by the guard), redirected:PORT (a rule outside of Istio's chains
-redirects it), or unknown (only rules that trace does not evaluate decide).
-
-Live rules require root on the pod's node. For a pod on another node, the command prints what to run
-there.
+redirects it), or unknown (only rules that trace does not evaluate decide). Live rules require root
+on the pod's node.
 
 Exit codes: 0 success, 1 an ADD of this pod would fail or unreadable rules, 2 invalid arguments or
 input.";

@@ -5,7 +5,7 @@ use super::evaluation::captured_by_ztunnel;
 use super::exclusions::{
     ContainerTraffic, ExcludedContainer, ExcludedPart, ExcludedTraffic, application_containers, grouped,
 };
-use super::report::Explained;
+use super::report::{Explained, ExplainedRequest};
 use crate::firewall::DNS_PROXY_PORT;
 use crate::inspect::subject::Subject;
 use crate::inspect::terminal::joined;
@@ -29,6 +29,9 @@ const OUTSIDE_WIDTH: i32 = WIDTH - OUTSIDE - 28;
 const TOP: i32 = 96;
 /// The height of a box's heading.
 const HEAD: i32 = 60;
+/// The height of a line of text, and the maximum number of lines about requests.
+const LINE: i32 = 20;
+const MAX_REQUESTS: usize = 20;
 const ANYWHERE: &str = "anywhere";
 /// The kinds of arrows, and their meanings.
 const LEGEND: [(&str, &str); 5] = [
@@ -124,7 +127,16 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
         drawing.text("soft", (x + 42, bottom + 4), meaning, MAX_TEXT);
         x += 76 + 7 * i32::try_from(meaning.len()).unwrap_or_default();
     }
-    drawing.finish(&format!("{title}: {}", explained.explanation.decision), WIDTH, bottom + 36)
+    let requests = &explained.explanation.requests;
+    let request = |one: &ExplainedRequest| format!("{:?} ({}): {}", one.item, one.source, one.verdict());
+    let more = requests.len().saturating_sub(MAX_REQUESTS);
+    let more = (more > 0).then(|| format!("and {more} more requests"));
+    let mut line = bottom;
+    for text in requests.iter().take(MAX_REQUESTS).map(request).chain(more) {
+        line += LINE;
+        drawing.text("soft", (POD, line + 12), &text, MAX_TEXT);
+    }
+    drawing.finish(&format!("{title}: {}", explained.explanation.decision), WIDTH, line + 36)
 }
 
 fn proxy(redirect: &Redirect) -> String {
