@@ -180,11 +180,11 @@ impl TextReport for Trace {
 const MAX_NAMED: usize = 10;
 
 /// The excluded containers of a pod: those of its policy, and those that have an element.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct ExcludedSenders<'a> {
     policy: Option<&'a Policy>,
-    /// The live elements; `None` if all excluded containers are assumed to run.
-    elements: Option<&'a [ContainerElement]>,
+    /// The names of the containers that bypass the sidecar, with their scopes, and the control groups of live elements.
+    bypassing: Vec<(&'a str, ContainerScope, Option<u64>)>,
     /// Where the node's file system is mounted, for the levels of control groups.
     root: Option<&'a Path>,
 }
@@ -192,26 +192,30 @@ pub struct ExcludedSenders<'a> {
 impl<'a> ExcludedSenders<'a> {
     /// Returns the containers that a policy excludes, while they run.
     #[must_use]
-    pub const fn planned(policy: &'a Policy) -> Self {
-        Self { policy: Some(policy), elements: None, root: None }
+    pub fn planned(policy: &'a Policy) -> Self {
+        let bypassing = policy.containers.iter().map(|one| (&*one.name, one.scope, None)).collect();
+        Self { policy: Some(policy), bypassing, root: None }
     }
 
     /// Returns the containers with live elements. The node's file system is mounted at `root`.
     #[must_use]
     pub fn live(rules: &'a LiveRules, root: &'a Path) -> Self {
-        let policy = rules.desired.as_ref().map(|desired| &desired.policy);
-        Self { policy, elements: Some(&rules.live.containers), root: Some(root) }
+        let named = |element: &'a ContainerElement| {
+            Some((&*element.container.as_ref()?.name, element.scope, Some(element.cgroup)))
+        };
+        let bypassing = rules.live.containers.iter().filter_map(named).collect();
+        Self { policy: rules.desired.as_ref().map(|desired| &desired.policy), bypassing, root: Some(root) }
     }
 
     /// Returns the container called `name`, and its place in the sets.
     fn named(&self, name: &str) -> (ContainerSender, Option<InSet>) {
-        let planned = self.policy.and_then(|policy| policy.container_scope(name));
-        let is_named = |element: &&ContainerElement| element.container.as_ref().is_some_and(|of| of.name == name);
-        let element = self.elements.and_then(|all| all.iter().filter(is_named).max_by_key(|element| element.scope));
-        let bypasses = if self.elements.is_some() { element.map(|one| one.scope) } else { planned };
-        let level = element.zip(self.root).and_then(|(element, root)| level(element.cgroup, root));
-        let sender = ContainerSender { name: name.to_owned(), excluded: planned.is_some(), bypasses };
-        (sender, bypasses.map(|scope| InSet { scope, level }))
+        let excluded = self.policy.is_some_and(|policy| policy.container_scope(name).is_some());
+        let place = self.bypassing.iter().filter(|(own, ..)| *own == name).max_by_key(|(_, scope, _)| *scope);
+        let place = place.map(|(_, scope, cgroup)| {
+            let level = cgroup.zip(self.root).and_then(|(cgroup, root)| level(cgroup, root));
+            InSet { scope: *scope, level }
+        });
+        (ContainerSender { name: name.to_owned(), excluded, bypasses: place.map(|place| place.scope) }, place)
     }
 
     /// Traces the first packet of a connection as [`trace()`]; `container` is the name of the sending container, if known.
@@ -238,15 +242,10 @@ impl<'a> ExcludedSenders<'a> {
 
     /// Returns a caveat if the packet arrives elsewhere when an excluded container sends it.
     fn caveat(&self, from: Sender, differs: impl Fn(ContainerScope) -> bool) -> Option<String> {
-        let planned = self.policy.into_iter().flat_map(|policy| &policy.containers).map(|one| (&*one.name, one.scope));
-        let live = |element: &'a ContainerElement| Some((&*element.container.as_ref()?.name, element.scope));
-        let excluded: Vec<(&str, ContainerScope)> = match self.elements {
-            Some(elements) => elements.iter().filter_map(live).collect(),
-            None => planned.collect(),
-        };
-        let scopes = [ContainerScope::Dns, ContainerScope::All].map(|scope| (scope, differs(scope)));
+        let differing = [ContainerScope::Dns, ContainerScope::All].into_iter().filter(|scope| differs(*scope));
+        let differing: Vec<ContainerScope> = differing.collect();
         let names: BTreeSet<&str> =
-            excluded.into_iter().filter(|(_, scope)| scopes.contains(&(*scope, true))).map(|(name, _)| name).collect();
+            self.bypassing.iter().filter(|(_, scope, _)| differing.contains(scope)).map(|(name, ..)| *name).collect();
         let first = names.first().filter(|_| matches!(from, Sender::Process { .. }))?;
         let listed = first_of(names.iter().map(ToString::to_string), MAX_NAMED, ", ");
         Some(format!(
