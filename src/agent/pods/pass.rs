@@ -1,7 +1,7 @@
 //! A pass over one pod: repeats its ADD, or calls the first one if the plugin was not called for it.
 
 use super::pod_state::{Finding, PodState};
-use super::repair::LOCK_TIMEOUT;
+use super::repair::{LOCK_TIMEOUT, add, check_deletable, older_connections};
 use super::settings::{RepairMode, Tools};
 use super::suspicion::{Cause, Suspicion, diagnose, is_called, suspect};
 use super::texts;
@@ -87,7 +87,7 @@ impl Pass<'_> {
 
     fn fail(&self, Failure { error, repair }: Failure, state: &mut PodState) {
         let (Tools { settings, metrics, .. }, now) = (self.tools, self.now());
-        let lasts = state.fail(&error, &self.pod_name(), now);
+        let lasts = state.fail(&error, &self.observed.full_name(), now);
         if let Some(cause) = repair.filter(|_| settings.repair != RepairMode::Off) {
             metrics.repair(settings.repair.name(), "failed");
             state.report_hourly(texts::repair_failed(cause, &error.to_string()), now);
@@ -146,7 +146,7 @@ impl Pass<'_> {
             state.report(texts::changed(&repeated.change));
         } else if repeated.has_committed {
             metrics.drift.inc();
-            let older = || self.older_connections(&sandbox.container_id, &repeated.netns);
+            let older = || older_connections(self.observed, &sandbox.container_id, &repeated.netns);
             let older = if repeated.is_redirected { older() } else { 0 };
             self.report_repaired(RepairMode::InPlace, texts::repaired(Cause::Drift, older), state);
         }
@@ -201,7 +201,7 @@ impl Pass<'_> {
     fn unknown(&self) -> Option<String> {
         let pod = &self.observed.pod;
         if self.observed.incomplete {
-            return Some(format!("pod {}", self.pod_name()));
+            return Some(format!("pod {}", self.observed.full_name()));
         }
         let is_unknown = self.namespace.is_none_or(|namespace| namespace.incomplete);
         is_unknown.then(|| format!("namespace {}", pod.namespace))
@@ -245,16 +245,17 @@ impl Pass<'_> {
         }
         let failed = |error| Failure { error, repair: Some(cause) };
         if mode == RepairMode::InPlace {
-            let older = looked.and_then(|looked| self.add(installed, suspicion, looked)).map_err(failed)?;
+            let added = looked.and_then(|looked| add(self.observed, (installed, suspicion), looked));
+            let older = added.map_err(failed)?;
             self.report_repaired(mode, texts::repaired(cause, older), state);
             // The pod has saved state now.
             state.wake(now);
             return Ok(());
         }
-        self.check_deletable(suspicion).map_err(failed)?;
+        check_deletable(self.observed, suspicion).map_err(failed)?;
         if let Some(next) = self.tools.deletions.borrow_mut().next(now) {
             tracing::info!(
-                pod = self.pod_name(),
+                pod = self.observed.full_name(),
                 "deletion deferred: too many pods were deleted; check whether new pods are redirected"
             );
             state.due = Some(next);
@@ -335,10 +336,5 @@ impl Pass<'_> {
     fn interval(&self) -> Duration {
         let part = BuildHasherDefault::<DefaultHasher>::default().hash_one(&self.observed.pod.uid) % 1000;
         INTERVAL / 2 + INTERVAL / 2 * u32::try_from(part).unwrap_or(0) / 1000
-    }
-
-    /// Returns `NAMESPACE/NAME`.
-    pub(super) fn pod_name(&self) -> String {
-        format!("{}/{}", self.observed.pod.namespace, self.observed.pod.name)
     }
 }

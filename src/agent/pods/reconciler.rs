@@ -175,7 +175,7 @@ impl PodReconciler {
             sandbox: self.sandboxes.of(&pod.observed.pod, &HostRoot::new(self.tools.node.root())),
         };
         pass.run(&mut pod.state);
-        let (name, events) = (pass.pod_name(), std::mem::take(&mut pod.state.events));
+        let (name, events) = (pod.observed.full_name(), std::mem::take(&mut pod.state.events));
         for event in &events {
             if event.warning {
                 tracing::warn!(pod = name, "{}", event.message);
