@@ -4,7 +4,7 @@
 //! Every pod that reaches the port can occupy it, so no restart depends on it: the agent's own watchdog detects that
 //! it is stuck, and ends it ([`Health::supervise`]).
 
-use super::facts::SyncStates;
+use super::facts::SharedFacts;
 use super::metrics::{self, Metrics};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
@@ -40,11 +40,11 @@ pub(super) const STUCK_AFTER: Duration = Duration::from_secs(60);
 const WATCHDOG_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The state of the agent, shared with the server and the watchdog.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Health {
     state: Arc<Mutex<HealthState>>,
     /// A watch that is not synchronized is an obstacle too.
-    watches: SyncStates,
+    facts: SharedFacts,
 }
 
 #[derive(Debug)]
@@ -57,10 +57,10 @@ struct HealthState {
 
 impl Health {
     /// Creates the state of an agent before its first iteration.
-    pub(super) fn new(watches: SyncStates) -> Self {
+    pub(super) fn new(facts: SharedFacts) -> Self {
         let state =
             HealthState { obstacle: Some("not installed yet".into()), alive_until: Instant::now() + STUCK_AFTER };
-        Self { state: Arc::new(Mutex::new(state)), watches }
+        Self { state: Arc::new(Mutex::new(state)), facts }
     }
 
     /// Sets why the node is not ready (`None` if it is). The next iteration starts after `delay` at the latest.
@@ -155,7 +155,7 @@ impl Health {
 
     fn status(&self, path: &str, now: Instant) -> (StatusCode, String) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let obstacle = state.obstacle.clone().or_else(|| self.watches.lasting(now).into_iter().next());
+        let obstacle = state.obstacle.clone().or_else(|| self.facts.lasting_problems(now).into_iter().next());
         match (path, obstacle) {
             ("/healthz", _) if now <= state.alive_until => (StatusCode::OK, "alive".into()),
             ("/healthz", _) => (StatusCode::SERVICE_UNAVAILABLE, "stuck: the file system does not respond".into()),
@@ -220,7 +220,7 @@ mod tests {
         // It runs until the process ends.
         thread::spawn(move || {
             run_tasks(async {
-                let health = Health::new(SyncStates::default());
+                let health = Health::new(SharedFacts::new());
                 health.report(None, Duration::from_secs(600));
                 let bound = health.serve((Ipv4Addr::LOCALHOST, 0).into(), Metrics::default());
                 sender.send(bound.expect("bound")).expect("the test waits");
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn the_agent_is_alive_until_an_iteration_is_overdue_and_ready_without_an_obstacle() {
-        let health = Health::new(SyncStates::default());
+        let health = Health::new(SharedFacts::new());
         let now = Instant::now();
         let code = |path: &str, at: Instant| health.status(path, at).0.as_u16();
         assert_eq!((code("/healthz", now), code("/readyz", now)), (200, 503));
@@ -327,7 +327,7 @@ mod tests {
     #[tokio::test]
     async fn the_watchdog_ends_a_stuck_agent() {
         let interval = Duration::from_millis(20);
-        let health = Health::new(SyncStates::default());
+        let health = Health::new(SharedFacts::new());
         timeout(10 * interval, health.stuck(interval)).await.expect_err("it is alive");
         health.state.lock().expect("unpoisoned").alive_until = Instant::now();
         timeout(DEADLINE, health.stuck(interval)).await.expect("it is stuck");

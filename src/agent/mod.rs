@@ -21,7 +21,7 @@ mod watch;
 
 pub use containers::ContainerSettings;
 pub use daemon_set::DaemonSet;
-pub use facts::{EndedContainer, ObservedPod};
+pub use facts::ObservedPod;
 pub use metrics::Metrics;
 pub use plugin_token::PluginToken;
 pub use pod_reports::PodReports;

@@ -6,7 +6,7 @@ mod messages;
 
 use super::containers::{ContainerSettings, ExcludedContainers};
 use super::daemon_set::DaemonSet;
-use super::facts::SyncStates;
+use super::facts::SharedFacts;
 use super::health::Health;
 use super::install::NodeFiles;
 use super::metrics::Metrics;
@@ -75,8 +75,8 @@ pub struct Job {
 pub async fn run(job: Job) -> Result<(), String> {
     // Before any thread is started, because a thread inherits the signal mask.
     let signals = EndSignals::new().map_err(|error| format!("can't wait for signals: {error}"))?;
-    let watches = SyncStates::default();
-    let health = Health::new(watches.clone());
+    let facts = SharedFacts::new();
+    let health = Health::new(facts.clone());
     if let Some(address) = job.health_address {
         let bound = health
             .serve(address, job.metrics.clone())
@@ -99,7 +99,7 @@ pub async fn run(job: Job) -> Result<(), String> {
             (Role::Foreign, Some(services)) => services.stop().await,
             (Role::Foreign, None) => {}
             (_, Some(services)) => running = Some(services),
-            (_, None) => running = Some(services.start(installer.node(), &reports, &watches)?),
+            (_, None) => running = Some(services.start(installer.node(), &reports, &facts)?),
         }
         match role {
             Role::Standby(obstacle) => {
@@ -203,14 +203,14 @@ struct RunningServices {
 }
 
 impl ServiceSettings {
-    fn start(&self, node: &NodeFiles, reports: &PodReports, watches: &SyncStates) -> Result<RunningServices, String> {
+    fn start(&self, node: &NodeFiles, reports: &PodReports, facts: &SharedFacts) -> Result<RunningServices, String> {
         let (sender, damaged) = mpsc::channel(MAX_DAMAGED);
         let repairs = self.services.as_ref().is_some_and(|services| services.pods.repair != RepairMode::Off);
         let sender = repairs.then_some(sender);
         let start = |settings: &ContainerSettings| settings.start(node, &self.metrics, reports.clone(), sender);
         let containers = self.containers.as_ref().map(start).transpose()?;
         let of_containers = (containers.clone(), damaged);
-        let start = |services: &Services| services.start(node, &self.metrics, of_containers, reports, watches);
+        let start = |services: &Services| services.start(node, &self.metrics, of_containers, reports, facts);
         let services = self.services.as_ref().map(start).transpose()?;
         Ok(RunningServices { services, containers })
     }

@@ -2,7 +2,7 @@
 //! node's taint (`taint`).
 
 use super::containers::ExcludedContainers;
-use super::facts::{Answers, SharedFacts, SyncStates};
+use super::facts::{Answers, SharedFacts};
 use super::health::Connections;
 use super::install::NodeFiles;
 use super::metrics::Metrics;
@@ -59,9 +59,9 @@ impl Services {
         metrics: &Metrics,
         (containers, damaged): (Option<ExcludedContainers>, mpsc::Receiver<PodRef>),
         reports: &PodReports,
-        states: &SyncStates,
+        facts: &SharedFacts,
     ) -> Result<RunningServices, String> {
-        let (facts, (end, ended)) = (SharedFacts::new(), oneshot::channel());
+        let (end, ended) = oneshot::channel();
         let socket = self.socket.as_ref().map(|socket| node.reach(socket)).transpose();
         let socket = socket.map_err(|error| error.to_string())?;
         let (policies, policies_report) = watch::channel(PoliciesReport::default());
@@ -71,7 +71,6 @@ impl Services {
             metrics: metrics.clone(),
             containers,
             policies: policies_report,
-            states: states.clone(),
         };
         let (leads, is_leading) = watch::channel(false);
         let task = spawn_local(self.clone().run(socket, is_leading.clone(), answers, ended));
@@ -79,7 +78,7 @@ impl Services {
         if self.pods.uses_saved_state() {
             let (account, reports) = (self.account.clone(), reports.clone());
             let pods = PodReconciler::new(self.pods, node.clone(), account, reports, metrics.clone());
-            pods.start(facts, policies, PodSignals { leads: is_leading, damaged });
+            pods.start(facts.clone(), policies, PodSignals { leads: is_leading, damaged });
         }
         let taint =
             |key: &String| Taint { key: key.clone(), node: self.node_name.clone(), account: self.account.clone() };
@@ -101,10 +100,10 @@ impl Services {
                 None => pending().await,
             }
         };
-        let Answers { facts, states, metrics, .. } = &answers;
+        let Answers { facts, metrics, .. } = &answers;
         tokio::select! {
             _ = ended => {}
-            () = facts.watch(&self.account, &self.node_name, self.definitions, states, metrics) => {}
+            () = facts.watch(&self.account, &self.node_name, self.definitions, metrics) => {}
             () = serve => {}
         }
         // Every request is answered.

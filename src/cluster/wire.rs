@@ -164,7 +164,6 @@ pub(crate) struct ContainerState {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct TerminatedState {
     pub(crate) exit_code: i32,
-    pub(crate) message: Option<String>,
 }
 
 impl PodStatus {

@@ -2,7 +2,6 @@
 
 use super::cache::{Cache, SharedFacts};
 use super::objects::{ObservedPod, WatchedKind};
-use super::watching::SyncStates;
 use crate::agent::containers::ExcludedContainers;
 use crate::agent::metrics::Metrics;
 use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, PoliciesReport, RequestKind};
@@ -37,8 +36,6 @@ pub(in crate::agent) struct Answers {
     pub(in crate::agent) containers: Option<ExcludedContainers>,
     /// The policies of running pods.
     pub(in crate::agent) policies: watch::Receiver<PoliciesReport>,
-    /// The states of the watches.
-    pub(in crate::agent) states: SyncStates,
 }
 
 impl Answers {
@@ -71,7 +68,9 @@ impl Answers {
             RequestKind::Probe => self.probe(deadline).await,
             RequestKind::Containers { container } => Ok(AgentAnswer::Containers(self.containers(container).await)),
             RequestKind::Policies => Ok(AgentAnswer::Policies(self.policies.borrow().clone())),
-            RequestKind::Watches => Ok(AgentAnswer::Watches { broken: self.states.lasting(std::time::Instant::now()) }),
+            RequestKind::Watches => {
+                Ok(AgentAnswer::Watches { broken: self.facts.lasting_problems(std::time::Instant::now()) })
+            }
             RequestKind::Called(_) | RequestKind::Unknown => Ok(AgentAnswer::Unknown),
         };
         answer.unwrap_or_else(AgentAnswer::from)

@@ -4,9 +4,8 @@ use super::objects::{ObservedPod, WatchedKind};
 use crate::cluster::{Definition, ObjectRef};
 use crate::pod::Namespace;
 use std::collections::BTreeMap;
-use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// All caches, shared by the watches, the answers and the repairs.
@@ -40,6 +39,16 @@ impl SharedFacts {
         self.pods().is_synced() && self.namespaces().is_synced()
     }
 
+    /// Returns the problems of watches that have lasted for long, each in words.
+    pub(in crate::agent) fn lasting_problems(&self, now: Instant) -> Vec<String> {
+        let problems = [
+            self.pods().lasting_problem(now),
+            self.namespaces().lasting_problem(now),
+            self.definitions().lasting_problem(now),
+        ];
+        problems.into_iter().flatten().collect()
+    }
+
     /// Returns the numbers of changes of pods and of namespaces, for tasks that wait.
     pub(in crate::agent) fn changes(&self) -> [watch::Receiver<u64>; 2] {
         [self.pods().changes.subscribe(), self.namespaces().changes.subscribe()]
@@ -60,25 +69,11 @@ impl SharedFacts {
 
 /// The maximum weight of all cached objects of one kind. Further ones are incomplete.
 const MAX_TOTAL: usize = 24 << 20;
-/// The maximum weight of a reduced object: more than its annotations may have (256 KiB), with hundreds of containers.
-const MAX_REDUCED: usize = 512 << 10;
-/// The part of [`MAX_TOTAL`] that reduced objects may take, so that they leave room for ordinary ones.
-const MAX_TOTAL_WITH_REDUCED: usize = MAX_TOTAL / 2;
-
-/// An event of a watch, or of the list before it.
-#[derive(Debug)]
-pub(super) enum CacheEvent<S> {
-    /// A list begins.
-    Init,
-    /// An object of the list.
-    InitApply(S),
-    /// The list is complete.
-    InitDone,
-    /// An object was added or changed.
-    Apply(S),
-    /// An object was deleted.
-    Delete(S),
-}
+/// The maximum weight of a large object: more than its annotations may have (256 KiB), with hundreds of containers. Large
+/// objects leave half of the room for ordinary ones.
+const MAX_LARGE: usize = 512 << 10;
+/// How long a watch may be broken before the agent reports it: an API server that restarts breaks all watches.
+const GRACE: Duration = Duration::from_secs(60);
 
 /// The cached objects of one kind.
 pub(super) struct Cache<T> {
@@ -91,76 +86,57 @@ struct CacheState<T> {
     objects: CachedObjects<T>,
     /// The objects of a list in progress.
     listed: Option<CachedObjects<T>>,
-    /// Whether a list has been completed.
-    complete: bool,
-    /// Whether the watch is broken.
-    broken: bool,
+    /// Why the cache is not complete and current, except for the lag of a watch.
+    problem: Option<Problem>,
+}
+
+/// Why a watch is not synchronized.
+struct Problem {
+    since: Instant,
+    /// `None` if there is no watch, or the cluster has no such kind: nothing can be synchronized.
+    cause: Option<String>,
 }
 
 /// Objects by name.
 struct CachedObjects<T> {
     by_name: BTreeMap<ObjectRef, CachedObject<T>>,
-    /// The sum of the weights, and the number of whole objects.
+    /// The sum of the weights.
     total: usize,
-    whole: usize,
 }
 
-/// An object of the cache.
-enum CachedObject<T> {
-    Whole(Arc<T>),
-    /// It is too heavy; only what the agent itself needs is cached, or less if no memory is left.
-    Reduced(Arc<T>),
-    /// It is too heavy, or no memory is left, and the agent needs nothing of it.
-    Name,
-}
-
-impl<T> CachedObject<T> {
-    const fn whole(&self) -> Option<&Arc<T>> {
-        match self {
-            Self::Whole(object) => Some(object),
-            Self::Reduced(_) | Self::Name => None,
-        }
-    }
-
-    const fn any(&self) -> Option<&Arc<T>> {
-        match self {
-            Self::Whole(object) | Self::Reduced(object) => Some(object),
-            Self::Name => None,
-        }
-    }
+struct CachedObject<T> {
+    object: Arc<T>,
+    /// Whether nothing of it is missing.
+    is_whole: bool,
 }
 
 impl<T: WatchedKind> CachedObjects<T> {
     const fn new() -> Self {
-        Self { by_name: BTreeMap::new(), total: 0, whole: 0 }
+        Self { by_name: BTreeMap::new(), total: 0 }
     }
 
-    /// Stores an object, reduced or by its name only if it is too heavy.
+    /// Stores an object, or only the part that every object may have.
     fn insert(&mut self, name: ObjectRef, object: &Arc<T>) {
         self.remove(&name);
-        let has_room = |object: &T, limit, total| object.weight() <= limit && self.total + object.weight() <= total;
-        let cached = if has_room(object, T::MAX_WEIGHT, MAX_TOTAL) {
-            CachedObject::Whole(Arc::clone(object))
-        } else {
-            let reduced = object.reduced().filter(|it| has_room(it, MAX_REDUCED, MAX_TOTAL_WITH_REDUCED));
-            let reduced = reduced.or_else(|| object.minimal());
-            reduced.map_or(CachedObject::Name, |reduced| CachedObject::Reduced(Arc::new(reduced)))
-        };
-        self.total += cached.any().map_or(0, |object| object.weight());
-        self.whole += usize::from(cached.whole().is_some());
-        self.by_name.insert(name, cached);
+        let (weight, total) = (object.weight(), self.total + object.weight());
+        let is_whole =
+            (weight <= T::MAX_WEIGHT && total <= MAX_TOTAL) || (weight <= MAX_LARGE && total <= MAX_TOTAL / 2);
+        let object = if is_whole { Arc::clone(object) } else { Arc::new(object.minimal()) };
+        self.total += object.weight();
+        self.by_name.insert(name, CachedObject { object, is_whole });
     }
 
     fn remove(&mut self, name: &ObjectRef) {
-        let Some(removed) = self.by_name.remove(name) else { return };
-        self.total -= removed.any().map_or(0, |object| object.weight());
-        self.whole -= usize::from(removed.whole().is_some());
+        if let Some(removed) = self.by_name.remove(name) {
+            self.total -= removed.object.weight();
+        }
     }
 }
 
 impl<T: WatchedKind> Cache<T> {
     pub(super) fn new() -> Self {
-        let state = CacheState { objects: CachedObjects::new(), listed: None, complete: false, broken: false };
+        let problem = Some(Problem { since: Instant::now(), cause: None });
+        let state = CacheState { objects: CachedObjects::new(), listed: None, problem };
         Self { state: Mutex::new(state), changes: watch::Sender::new(0) }
     }
 
@@ -168,19 +144,20 @@ impl<T: WatchedKind> Cache<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the last observed state of an object; `None` if it is too large for the cache.
+    /// Returns the last observed state of an object; `None` if the cache has only a part of it.
     pub(super) fn get(&self, object: &ObjectRef) -> Option<Arc<T>> {
-        self.state().objects.by_name.get(object)?.whole().cloned()
+        let state = self.state();
+        state.objects.by_name.get(object).filter(|it| it.is_whole).map(|it| Arc::clone(&it.object))
     }
 
-    /// Like [`Self::get`], also of an object that is reduced.
+    /// Like [`Self::get`], also of an object of which the cache has only a part.
     pub(super) fn get_any(&self, object: &ObjectRef) -> Option<Arc<T>> {
-        self.state().objects.by_name.get(object)?.any().cloned()
+        self.state().objects.by_name.get(object).map(|it| Arc::clone(&it.object))
     }
 
     /// Whether the object existed when it was observed last, but is too large for the cache.
     pub(super) fn is_too_large(&self, object: &ObjectRef) -> bool {
-        self.state().objects.by_name.get(object).is_some_and(|object| object.whole().is_none())
+        self.state().objects.by_name.get(object).is_some_and(|it| !it.is_whole)
     }
 
     /// Returns the names of all objects, sorted.
@@ -188,64 +165,71 @@ impl<T: WatchedKind> Cache<T> {
         self.state().objects.by_name.keys().cloned().collect()
     }
 
-    /// Returns all objects, also those that are reduced, sorted by namespace and name.
+    /// Returns all objects, also those of which the cache has only a part, sorted by namespace and name.
     pub(super) fn all(&self) -> Vec<Arc<T>> {
-        self.state().objects.by_name.values().filter_map(CachedObject::any).cloned().collect()
+        self.state().objects.by_name.values().map(|it| Arc::clone(&it.object)).collect()
     }
 
     /// Returns the number of objects, and how many of them are too large for the cache.
     pub(super) fn len(&self) -> (usize, usize) {
-        let CacheState { objects, .. } = &*self.state();
-        (objects.by_name.len(), objects.by_name.len() - objects.whole)
+        let by_name = &self.state().objects.by_name;
+        (by_name.len(), by_name.values().filter(|it| !it.is_whole).count())
     }
 
     /// Whether the cache is complete and current, except for the lag of a watch: a list was completed, and the watch
     /// after it works. Then an object that is not cached does not exist.
     pub(super) fn is_synced(&self) -> bool {
-        let state = self.state();
-        state.complete && !state.broken
+        self.state().problem.is_none()
     }
 
-    /// Applies an event of the watch. Returns whether it made the cache synced.
-    pub(super) fn apply(&self, event: CacheEvent<T::Sent>) -> bool {
-        let mut state = self.state();
-        let mut completed = false;
-        match event {
-            CacheEvent::Init => state.listed = Some(CachedObjects::new()),
-            CacheEvent::InitApply(sent) => {
-                let (name, object) = with_name(sent);
-                if let Some(listed) = &mut state.listed {
-                    listed.insert(name.clone(), &object);
-                }
-                state.objects.insert(name, &object);
-            }
-            CacheEvent::InitDone => {
-                if let Some(listed) = state.listed.take() {
-                    state.objects = listed;
-                }
-                completed = mem::replace(&mut state.broken, false) | !mem::replace(&mut state.complete, true);
-            }
-            CacheEvent::Apply(sent) => {
-                let (name, object) = with_name(sent);
-                state.objects.insert(name, &object);
-            }
-            CacheEvent::Delete(sent) => state.objects.remove(&with_name::<T>(sent).0),
+    /// Begins a list, which replaces all objects when it is complete.
+    pub(super) fn begin_list(&self) {
+        self.state().listed = Some(CachedObjects::new());
+    }
+
+    /// Adds or changes an object.
+    pub(super) fn add(&self, sent: T::Sent) {
+        let object = Arc::new(T::from_sent(sent));
+        let CacheState { objects, listed, .. } = &mut *self.state();
+        for objects in listed.iter_mut().chain([objects]) {
+            objects.insert(object.name(), &object);
         }
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    /// Removes an object.
+    pub(super) fn remove(&self, sent: T::Sent) {
+        self.state().objects.remove(&T::from_sent(sent).name());
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    /// Records that the list is complete, or that the watch works. Returns whether the cache was not synced before.
+    pub(super) fn set_synced(&self) -> bool {
+        let mut state = self.state();
+        if let Some(listed) = state.listed.take() {
+            state.objects = listed;
+        }
+        let was_broken = state.problem.take().is_some();
         drop(state);
         self.changes.send_modify(|count| *count += 1);
-        completed
+        was_broken
     }
 
-    /// Marks the watch as broken. Returns whether it worked before.
-    pub(super) fn mark_broken(&self) -> bool {
-        !mem::replace(&mut self.state().broken, true)
-    }
-
-    /// Marks the watch as working. Returns whether it was broken before. A list that was not completed shows that only by
-    /// its end.
-    pub(super) fn mark_working(&self) -> bool {
+    /// Records why the cache is not synced; see [`Problem::cause`]. Returns whether it was.
+    pub(super) fn set_broken(&self, cause: Option<&str>) -> bool {
         let mut state = self.state();
-        state.listed.is_none() && mem::replace(&mut state.broken, false)
+        let same = state.problem.as_ref().filter(|problem| problem.cause.is_some() == cause.is_some());
+        let since = same.map_or_else(Instant::now, |problem| problem.since);
+        state.problem.replace(Problem { since, cause: cause.map(str::to_owned) }).is_none()
+    }
+
+    /// Returns the problem of the watch in words if it has lasted for long.
+    fn lasting_problem(&self, now: Instant) -> Option<String> {
+        let state = self.state();
+        let Problem { since, cause: Some(cause) } = state.problem.as_ref()? else { return None };
+        let time = now.saturating_duration_since(*since);
+        (time >= GRACE)
+            .then(|| format!("the watch of {} is not synchronized for {} s: {cause}", T::PLURAL, time.as_secs()))
     }
 
     /// Returns the result of `find`, now or after a change within `timeout`; `None` without waiting if the cache is not
@@ -267,11 +251,6 @@ impl<T: WatchedKind> Cache<T> {
     }
 }
 
-fn with_name<T: WatchedKind>(sent: T::Sent) -> (ObjectRef, Arc<T>) {
-    let object = T::from_sent(sent);
-    (object.name(), Arc::new(object))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -282,46 +261,44 @@ mod tests {
         from_value(json!({"metadata": {"name": name, "annotations": {"detour.io/a": value}}})).expect("a namespace")
     }
 
-    fn value(cache: &Cache<Namespace>, name: &str) -> Option<String> {
-        let object = ObjectRef { namespace: String::new(), name: name.into() };
-        cache.get(&object).map(|namespace| namespace.annotations["detour.io/a"].clone())
+    fn name(name: &str) -> ObjectRef {
+        ObjectRef { namespace: String::new(), name: name.into() }
+    }
+
+    fn value(cache: &Cache<Namespace>, of: &str) -> Option<String> {
+        cache.get(&name(of)).map(|namespace| namespace.annotations["detour.io/a"].clone())
     }
 
     #[test]
     fn a_completed_list_replaces_the_cached_objects() {
         let cache = Cache::<Namespace>::new();
         assert!(!cache.is_synced());
-        for (event, completes) in
-            [(CacheEvent::Init, false), (CacheEvent::InitApply(sent("a", "1")), false), (CacheEvent::InitDone, true)]
-        {
-            assert_eq!(cache.apply(event), completes);
-        }
-        assert!(cache.is_synced());
-        cache.apply(CacheEvent::Apply(sent("b", "1")));
-        cache.apply(CacheEvent::Apply(sent("b", "2")));
+        cache.begin_list();
+        cache.add(sent("a", "1"));
+        assert!(!cache.is_synced() && cache.set_synced() && cache.is_synced());
+        cache.add(sent("b", "1"));
+        cache.add(sent("b", "2"));
         assert_eq!((value(&cache, "a"), value(&cache, "b")), (Some("1".into()), Some("2".into())));
-        cache.apply(CacheEvent::Init);
-        cache.apply(CacheEvent::InitApply(sent("b", "3")));
+        cache.begin_list();
+        cache.add(sent("b", "3"));
         assert_eq!((value(&cache, "a"), value(&cache, "b")), (Some("1".into()), Some("3".into())), "not complete yet");
-        assert!(!cache.apply(CacheEvent::InitDone), "it was synced all the time");
+        assert!(!cache.set_synced(), "it was synced all the time");
         assert_eq!((value(&cache, "a"), value(&cache, "b")), (None, Some("3".into())));
-        cache.apply(CacheEvent::Delete(sent("b", "3")));
+        cache.remove(sent("b", "3"));
         assert!(cache.all().is_empty());
     }
 
     #[test]
-    fn the_cache_is_synced_again_when_a_broken_watch_works_or_a_list_is_completed() {
-        let cache = Cache::<Namespace>::new();
-        assert!(!cache.mark_working() && !cache.is_synced(), "nothing was listed");
-        cache.apply(CacheEvent::Init);
-        cache.apply(CacheEvent::InitDone);
-        assert!(cache.mark_broken() && !cache.mark_broken());
-        assert!(!cache.is_synced());
-        assert!(cache.mark_working() && cache.is_synced());
-        cache.mark_broken();
-        cache.apply(CacheEvent::Init);
-        assert!(!cache.mark_working() && !cache.is_synced(), "the list may hang");
-        assert!(cache.apply(CacheEvent::InitDone) && cache.is_synced());
+    fn a_watch_that_is_broken_for_long_is_reported_with_its_last_cause() {
+        let (cache, now) = (Cache::<Namespace>::new(), Instant::now());
+        let lasting = || cache.lasting_problem(Instant::now() + GRACE);
+        assert_eq!(lasting(), None, "there is no watch");
+        cache.set_broken(Some("no list"));
+        assert_eq!(cache.lasting_problem(now), None);
+        assert!(!cache.set_broken(Some("403, no")) && !cache.is_synced());
+        assert!(lasting().is_some_and(|it| it.contains("namespaces") && it.ends_with("s: 403, no")), "{:?}", lasting());
+        assert!(cache.set_synced() && cache.is_synced() && lasting().is_none());
+        assert!(cache.set_broken(None) && !cache.is_synced() && lasting().is_none(), "the cluster has no such kind");
     }
 
     fn labelled(name: &str, labels: usize) -> <Namespace as WatchedKind>::Sent {
@@ -331,40 +308,39 @@ mod tests {
     }
 
     #[test]
-    fn large_objects_are_reduced_to_what_decides_and_leave_room_for_others() {
+    fn large_objects_are_incomplete_and_leave_room_for_others() {
         const MAX_WEIGHT: usize = <Namespace as WatchedKind>::MAX_WEIGHT;
         let cache = Cache::<Namespace>::new();
-        cache.apply(CacheEvent::Init);
-        cache.apply(CacheEvent::InitApply(sent("fat", &"x".repeat(MAX_WEIGHT))));
-        cache.apply(CacheEvent::InitApply(sent("thin", "1")));
-        cache.apply(CacheEvent::InitDone);
-        let name = |name: &str| ObjectRef { namespace: String::new(), name: name.into() };
+        cache.begin_list();
+        cache.add(sent("fat", &"x".repeat(MAX_LARGE)));
+        cache.add(sent("thin", "1"));
+        cache.set_synced();
         assert!(cache.is_too_large(&name("fat")) && !cache.is_too_large(&name("thin")));
         assert_eq!((value(&cache, "fat"), value(&cache, "thin"), cache.len()), (None, Some("1".into()), (2, 1)));
-        assert!(cache.get_any(&name("fat")).is_some_and(|fat| fat.annotations.is_empty()) && cache.all().len() == 2);
-        cache.apply(CacheEvent::Apply(sent("fat", "2")));
+        assert!(cache.get_any(&name("fat")).is_some_and(|fat| fat.incomplete) && cache.all().len() == 2);
+        cache.add(sent("fat", "2"));
         assert_eq!((value(&cache, "fat"), cache.len()), (Some("2".into()), (2, 0)), "it is small now");
-
-        // Its labels may decide, so they stay, or else the object is incomplete.
-        for (labels, incomplete) in [(30, false), (3000, true)] {
-            cache.apply(CacheEvent::Apply(labelled("fat", labels)));
+        for (labels, incomplete) in [(300, false), (3000, true)] {
+            cache.add(labelled("fat", labels));
             let fat = cache.get_any(&name("fat")).expect("it is known");
             assert_eq!((fat.incomplete, fat.labels.len()), (incomplete, if incomplete { 0 } else { labels }));
         }
-        cache.apply(CacheEvent::Delete(sent("fat", "")));
+        cache.remove(sent("fat", ""));
 
-        // As many as fit; the others are incomplete.
-        let many = MAX_TOTAL / MAX_WEIGHT + 99;
-        for number in 0..many {
-            cache.apply(CacheEvent::Apply(sent(&number.to_string(), &"x".repeat(MAX_WEIGHT - 300))));
-        }
-        let (all, too_large) = cache.len();
-        assert!(all == many + 1 && (1..120).contains(&too_large), "{too_large}");
-        assert_eq!(cache.all().iter().filter(|it| it.incomplete).count(), too_large);
+        // Large ones take half of the room, and ordinary ones all of it; the others are incomplete.
         let total = || cache.state().objects.total;
-        assert!((MAX_TOTAL - MAX_WEIGHT..=MAX_TOTAL + 99 * MAX_WEIGHT).contains(&total()));
+        for number in 0..99 {
+            cache.add(sent(&format!("large-{number}"), &"x".repeat(MAX_LARGE / 2)));
+        }
+        assert!(total() <= MAX_TOTAL / 2 + 99 * MAX_WEIGHT, "{}", total());
+        let many = MAX_TOTAL / MAX_WEIGHT;
+        for number in 0..many {
+            cache.add(sent(&number.to_string(), &"x".repeat(MAX_WEIGHT - 300)));
+        }
+        assert!((MAX_TOTAL - MAX_WEIGHT..=MAX_TOTAL + many * 300).contains(&total()), "{}", total());
+        assert_eq!(cache.all().iter().filter(|it| it.incomplete).count(), cache.len().1);
         for object in cache.names() {
-            cache.apply(CacheEvent::Delete(sent(&object.name, "")));
+            cache.remove(sent(&object.name, ""));
         }
         assert_eq!((total(), cache.len()), (0, (0, 0)));
     }
@@ -374,13 +350,13 @@ mod tests {
         let cache = Cache::<Namespace>::new();
         let find = || value(&cache, "b");
         assert_eq!(cache.find_within(Duration::from_secs(60), find).await, None, "there is no watch yet");
-        cache.apply(CacheEvent::Init);
-        cache.apply(CacheEvent::InitDone);
+        cache.begin_list();
+        cache.set_synced();
         let change = async {
             tokio::task::yield_now().await;
-            cache.apply(CacheEvent::Apply(sent("a", "1")));
+            cache.add(sent("a", "1"));
             tokio::task::yield_now().await;
-            cache.apply(CacheEvent::Apply(sent("b", "2")));
+            cache.add(sent("b", "2"));
         };
         let (found, ()) = tokio::join!(cache.find_within(Duration::from_secs(60), find), change);
         assert_eq!(found, Some("2".into()));

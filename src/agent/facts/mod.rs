@@ -2,16 +2,14 @@
 //!
 //! Measured memory of an agent (6.5 MB with empty caches): a thousand pods of an ordinary mesh (two containers, forty
 //! variables) add 13 MB, a thousand definitions 1 MB, 500 pods with 5,000 definitions 10 MB. The objects of a kind take at
-//! most 24 MiB; an object that is too large is reduced. Lists are read in pages of at most 8 MiB,
+//! most 24 MiB; of an object that is too large, only a part is cached. Lists are read in pages of at most 8 MiB,
 //! of which one is in memory at a time.
 
 mod answer;
 mod cache;
 mod objects;
-mod reduced;
 mod watching;
 
 pub(super) use answer::Answers;
 pub(super) use cache::SharedFacts;
-pub use objects::{EndedContainer, ObservedPod};
-pub(super) use watching::SyncStates;
+pub use objects::ObservedPod;

@@ -1,9 +1,10 @@
 //! The watched kinds of objects. Only the parts that the agent uses are parsed, and only some of them are cached.
 
-use super::reduced::{cut, minimize_pod, reduce_namespace, reduce_pod};
 use crate::cluster::wire::{ContainerStatus, DefinitionObject, Metadata, NamespaceObject, PodObject};
 use crate::cluster::{Definition, Kind, ObjectRef};
-use crate::pod::well_known::PROXY_CONTAINER;
+use crate::pod::well_known::{
+    DATAPLANE_MODE, DISABLE_ENVOY, DNS_CAPTURE, INJECT, INVALID_DROP, PROXY_CONTAINER, VALIDATION_CONTAINER,
+};
 use crate::pod::{Container, Namespace, Pod};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -25,8 +26,9 @@ pub struct ObservedPod {
     pub is_deleting: bool,
     /// `status.podIPs`, sorted.
     pub addresses: Vec<IpAddr>,
-    /// The containers of `status.initContainerStatuses` that have ended at least once.
-    pub ended_init_containers: Vec<EndedContainer>,
+    /// Whether the init container that Istio injects to validate the redirection has found that traffic is not redirected,
+    /// and has not succeeded since.
+    pub validation_failed: bool,
     /// Whether labels, annotations or containers are missing because the agent's memory has no room for them.
     pub incomplete: bool,
 }
@@ -36,19 +38,6 @@ impl ObservedPod {
     pub(in crate::agent) fn full_name(&self) -> String {
         format!("{}/{}", self.pod.namespace, self.pod.name)
     }
-}
-
-/// How an init container ended.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct EndedContainer {
-    /// The name of the container.
-    pub name: String,
-    /// Whether its last run succeeded (`state.terminated.exitCode` is 0).
-    pub succeeded: bool,
-    /// The exit code of its last failure, from `state.terminated` or else `lastState.terminated`.
-    pub last_failure: Option<i32>,
-    /// The `message` of that failure.
-    pub message: String,
 }
 
 /// A watched kind: the cached part of an object.
@@ -71,14 +60,13 @@ pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
     fn from_sent(sent: Self::Sent) -> Self;
     /// Returns the name of the object, with an empty namespace for a cluster-scoped one.
     fn name(&self) -> ObjectRef;
-    /// The maximum weight of a cached object. A heavier one is reduced.
+    /// The maximum weight of an ordinary object: there is room for as many as are supported.
     const MAX_WEIGHT: usize;
     /// Returns about how many bytes of memory the object takes.
     fn weight(&self) -> usize;
-    /// Returns all that the agent's decisions need of an object that is too heavy; `None` if they need nothing.
-    fn reduced(&self) -> Option<Self>;
-    /// Returns an incomplete object, with what has a small limit; `None` if the agent's decisions need nothing.
-    fn minimal(&self) -> Option<Self>;
+    /// Returns an incomplete object, with what has a small limit: no author of an object can make it so large that the agent
+    /// neither repairs a pod nor ends its bypasses.
+    fn minimal(&self) -> Self;
 }
 
 impl WatchedKind for ObservedPod {
@@ -98,12 +86,7 @@ impl WatchedKind for ObservedPod {
         let resource_version = std::mem::take(&mut metadata.resource_version);
         let mut pod: Pod = sent.into();
         pod.ephemeral_containers.clear();
-        // Only those of the proxy decide about the pod's traffic.
-        for container in pod.containers.iter_mut().chain(&mut pod.init_containers) {
-            if container.name != PROXY_CONTAINER {
-                (container.env, container.args) = (Vec::new(), Vec::new());
-            }
-        }
+        pod.containers.iter_mut().chain(&mut pod.init_containers).for_each(trim_container);
         Self {
             owned: controlled && !pod.is_mirror(),
             pod,
@@ -111,7 +94,7 @@ impl WatchedKind for ObservedPod {
             has_ended: status.has_ended(),
             is_deleting,
             addresses: status.addresses(),
-            ended_init_containers: status.init_container_statuses.into_iter().filter_map(ended).collect(),
+            validation_failed: status.init_container_statuses.iter().any(has_failed_validation),
             incomplete: false,
         }
     }
@@ -123,19 +106,16 @@ impl WatchedKind for ObservedPod {
     // The largest supported number of pods of a node (512) fits into the cache.
     const MAX_WEIGHT: usize = 48 << 10;
 
-    fn reduced(&self) -> Option<Self> {
-        let mut reduced = self.clone();
-        reduce_pod(&mut reduced.pod);
-        Some(reduced)
-    }
-
-    fn minimal(&self) -> Option<Self> {
+    fn minimal(&self) -> Self {
         let mut minimal = Self { incomplete: true, ..self.clone() };
-        minimize_pod(&mut minimal.pod);
-        // A kubelet cuts messages, but other clients may write the status.
-        minimal.ended_init_containers.truncate(MAX_ENDED_CONTAINERS);
-        minimal.ended_init_containers.iter_mut().for_each(|it| cut(&mut it.message));
-        Some(minimal)
+        let Pod { annotations, labels, dns_nameservers, containers, init_containers, .. } = &mut minimal.pod;
+        shorten(annotations);
+        labels.retain(|key, _| [INJECT, DATAPLANE_MODE].contains(&key.as_str()));
+        labels.values_mut().for_each(cut);
+        dns_nameservers.clear();
+        containers.retain(|container| container.name == PROXY_CONTAINER);
+        init_containers.retain(|container| container.name == PROXY_CONTAINER);
+        minimal
     }
 
     fn weight(&self) -> usize {
@@ -145,17 +125,16 @@ impl WatchedKind for ObservedPod {
             let env = it.env.iter().map(|(name, value)| 2 * PER_TEXT + name.len() + value.len()).sum::<usize>();
             PER_OBJECT + it.name.len() + texts(&it.args) + env
         };
-        let ended = self.ended_init_containers.iter().map(|it| 2 * PER_TEXT + it.name.len() + it.message.len());
         PER_OBJECT
             + map_weight(&self.pod.labels)
             + map_weight(&self.pod.annotations)
             + texts(&self.pod.dns_nameservers)
-            + containers.map(container).chain(ended).sum::<usize>()
+            + containers.map(container).sum::<usize>()
     }
 }
 
-/// The number of ended init containers of an incomplete pod.
-const MAX_ENDED_CONTAINERS: usize = 16;
+/// The exit code of Istio's validation container if traffic is not redirected.
+const VALIDATION_FAILED: i32 = 126;
 /// About how many bytes of memory a text takes besides its characters, and an object besides its texts.
 const PER_TEXT: usize = 40;
 const PER_OBJECT: usize = 150;
@@ -164,16 +143,11 @@ fn map_weight(map: &BTreeMap<String, String>) -> usize {
     map.iter().map(|(key, value)| 2 * PER_TEXT + key.len() + value.len()).sum()
 }
 
-/// Returns how a container ended; `None` if it has never ended.
-fn ended(status: ContainerStatus) -> Option<EndedContainer> {
-    let [now, before] = [status.state, status.last_state].map(|state| state.and_then(|state| state.terminated));
-    if now.is_none() && before.is_none() {
-        return None;
-    }
-    let succeeded = now.as_ref().is_some_and(|end| end.exit_code == 0);
-    let failure = [now, before].into_iter().flatten().find(|end| end.exit_code != 0);
-    let (last_failure, message) = failure.map(|end| (end.exit_code, end.message.unwrap_or_default())).unzip();
-    Some(EndedContainer { name: status.name, succeeded, last_failure, message: message.unwrap_or_default() })
+/// Whether a container is that of the validation, and has ended with its exit code: now, or before it was started again.
+fn has_failed_validation(status: &ContainerStatus) -> bool {
+    let codes = [&status.state, &status.last_state].map(|state| Some(state.as_ref()?.terminated.as_ref()?.exit_code));
+    let last = codes.into_iter().flatten().find(|code| *code != 0);
+    status.name == VALIDATION_CONTAINER && codes[0] != Some(0) && last == Some(VALIDATION_FAILED)
 }
 
 impl WatchedKind for Namespace {
@@ -198,16 +172,10 @@ impl WatchedKind for Namespace {
 
     const MAX_WEIGHT: usize = 8 << 10;
 
-    fn reduced(&self) -> Option<Self> {
-        let mut reduced = self.clone();
-        reduce_namespace(&mut reduced);
-        Some(reduced)
-    }
-
-    fn minimal(&self) -> Option<Self> {
+    fn minimal(&self) -> Self {
         let mut dataplane_mode = self.dataplane_mode.clone();
         dataplane_mode.iter_mut().for_each(cut);
-        Some(Self { name: self.name.clone(), dataplane_mode, incomplete: true, ..Self::default() })
+        Self { name: self.name.clone(), dataplane_mode, incomplete: true, ..Self::default() }
     }
 
     fn weight(&self) -> usize {
@@ -237,12 +205,8 @@ impl WatchedKind for Definition {
 
     const MAX_WEIGHT: usize = 48 << 10;
 
-    fn reduced(&self) -> Option<Self> {
-        None
-    }
-
-    fn minimal(&self) -> Option<Self> {
-        None
+    fn minimal(&self) -> Self {
+        Self { object: self.object.clone(), ..Self::default() }
     }
 
     fn weight(&self) -> usize {
@@ -256,16 +220,53 @@ const READ_DOMAINS: [&str; 6] = ["detour.io", "istio.io", "cncf.io", "openshift.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// The maximum length of the value of another annotation, in bytes. At most, its presence is read.
 const MAX_OTHER_VALUE: usize = 256;
+/// The variables of `istio-proxy` that decide about a pod's traffic.
+const VARIABLES: [&str; 3] = [DISABLE_ENVOY, DNS_CAPTURE, INVALID_DROP];
+/// The number of arguments of `istio-proxy` that decide: the command and the type of the proxy.
+const ARGUMENTS: usize = 2;
+/// The number of annotations of an incomplete object, and the maximum length of a value, in bytes.
+const MAX_ANNOTATIONS: usize = 64;
+const MAX_VALUE: usize = 512;
+/// Stands for a value that is too long. It is invalid for each of the annotations.
+const TOO_LONG: &str = "(too long for the agent)";
+
+fn is_read(annotation: &str) -> bool {
+    let domain = annotation.split('/').next().unwrap_or_default();
+    let is_of = |read: &&str| domain.strip_suffix(*read).is_some_and(|sub| sub.is_empty() || sub.ends_with('.'));
+    READ_DOMAINS.iter().any(is_of)
+}
 
 /// Removes the annotations that are large and not read.
 fn trim(Metadata { annotations, .. }: &mut Metadata) {
     annotations.remove(LAST_APPLIED);
-    for (key, value) in annotations {
-        let domain = key.split('/').next().unwrap_or_default();
-        let is_read = |read: &&str| domain.strip_suffix(*read).is_some_and(|sub| sub.is_empty() || sub.ends_with('.'));
-        if value.len() > MAX_OTHER_VALUE && !READ_DOMAINS.iter().any(is_read) {
-            *value = String::new();
-        }
+    for (_, value) in annotations.iter_mut().filter(|(key, value)| value.len() > MAX_OTHER_VALUE && !is_read(key)) {
+        *value = String::new();
+    }
+}
+
+/// Removes the variables and arguments that are not read.
+fn trim_container(container: &mut Container) {
+    if container.name != PROXY_CONTAINER {
+        (container.env, container.args) = (Vec::new(), Vec::new());
+        return;
+    }
+    let variable = |name: &&str| Some(((*name).to_owned(), container.env(name)?.to_owned()));
+    container.env = VARIABLES.iter().filter_map(variable).collect();
+    container.args.truncate(ARGUMENTS);
+    container.env.iter_mut().map(|(_, value)| value).chain(&mut container.args).for_each(cut);
+}
+
+/// Leaves of the annotations the first ones that are read, and replaces long values.
+fn shorten(annotations: &mut BTreeMap<String, String>) {
+    let read = std::mem::take(annotations).into_iter().filter(|(key, _)| is_read(key)).take(MAX_ANNOTATIONS);
+    annotations.extend(read);
+    annotations.values_mut().for_each(cut);
+}
+
+/// Replaces a value that is too long.
+fn cut(value: &mut String) {
+    if value.len() > MAX_VALUE {
+        *value = TOO_LONG.to_owned();
     }
 }
 
@@ -291,29 +292,20 @@ mod tests {
             },
             "spec": {"hostNetwork": true, "containers": [
                 {"name": "c", "args": ["x"], "env": [{"name": "B", "value": "1"}]},
-                {"name": "istio-proxy", "args": ["y"], "env": [{"name": "A", "value": "1"}]}
+                {"name": "istio-proxy", "args": ["y", "z", "-"], "env": [
+                    {"name": "A", "value": "1"}, {"name": DNS_CAPTURE, "value": "0"}, {"name": DNS_CAPTURE, "value": "1"}
+                ]}
             ]},
             "status": {
                 "phase": "Running", "podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}, {"ip": "?"}],
-                "initContainerStatuses": [
-                    {"name": "never", "state": {"running": {}}},
-                    {"name": "fails", "state": {"terminated": {"exitCode": 126, "message": "why"}}},
-                    {"name": "again", "state": {"waiting": {}}, "lastState": {"terminated": {"exitCode": 2}}},
-                    {"name": "mended", "state": {"terminated": {"exitCode": 0}},
-                     "lastState": {"terminated": {"exitCode": 3, "message": "old"}}}
-                ]
+                "initContainerStatuses": [{"name": "istio-validation", "state": {"terminated": {"exitCode": 126}}}]
             }
         }));
-        let ended = |name: &str, succeeded, last_failure, message: &str| EndedContainer {
-            name: name.into(),
-            succeeded,
-            last_failure,
-            message: message.into(),
-        };
         let pod: Pod = from_value::<PodObject>(json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"l": "1"}, "annotations": {"a": "2"}},
             "spec": {"hostNetwork": true, "containers": [
-                {"name": "c"}, {"name": "istio-proxy", "args": ["y"], "env": [{"name": "A", "value": "1"}]}
+                {"name": "c"},
+                {"name": "istio-proxy", "args": ["y", "z"], "env": [{"name": DNS_CAPTURE, "value": "1"}]}
             ]}
         }))
         .expect("a pod")
@@ -325,14 +317,28 @@ mod tests {
             has_ended: false,
             is_deleting: false,
             addresses: vec!["10.0.0.1".parse().expect("one"), "fd00::1".parse().expect("one")],
-            ended_init_containers: vec![
-                ended("fails", false, Some(126), "why"),
-                ended("again", false, Some(2), ""),
-                ended("mended", true, Some(3), "old"),
-            ],
+            validation_failed: true,
             incomplete: false,
         };
         assert_eq!(read, expected);
+    }
+
+    #[test]
+    fn a_failed_validation_is_recognized_by_name_and_exit_code() {
+        let ended = |code: i32| json!({"terminated": {"exitCode": code}});
+        let table = [
+            ("istio-validation", ended(126), Value::Null, true),
+            ("istio-validation", json!({"waiting": {}}), ended(126), true),
+            ("istio-validation", ended(0), ended(126), false),
+            ("istio-validation", ended(1), ended(126), false),
+            ("istio-validation", json!({"running": {}}), Value::Null, false),
+            ("other", ended(126), Value::Null, false),
+        ];
+        for (name, state, last, expected) in table {
+            let statuses = json!([{"name": name, "state": state, "lastState": last}]);
+            let pod = observed(json!({"metadata": {"name": "p"}, "status": {"initContainerStatuses": statuses}}));
+            assert_eq!(pod.validation_failed, expected, "{statuses}");
+        }
     }
 
     #[test]
@@ -348,6 +354,27 @@ mod tests {
         for key in ["a", "example.com/a", "notistio.io/a"] {
             assert!(!is_kept(key, &long) && is_kept(key, &long[1..]), "{key}");
         }
+    }
+
+    #[test]
+    fn what_decides_about_traffic_remains_of_a_pod_that_is_too_large() {
+        let long = "x".repeat(MAX_VALUE + 1);
+        let mut annotations: BTreeMap<String, String> =
+            (0..99).map(|number| (format!("z.detour.io/{number}"), String::new())).collect();
+        let decisive = [("detour.io/exclude-uids", "7"), ("detour.io/exclude-dns", &long), ("example.com/other", "1")];
+        annotations.extend(decisive.map(|(key, value)| (key.to_owned(), value.to_owned())));
+        let pod = observed(json!({
+            "metadata": {"name": "p", "annotations": annotations, "labels": {INJECT: "true", "app": "web"}},
+            "spec": {"containers": [{"name": "app"}, {"name": "istio-proxy", "args": ["proxy", "sidecar"]}]}
+        }));
+        let minimal = pod.minimal();
+        let annotations = &minimal.pod.annotations;
+        assert_eq!((&*annotations["detour.io/exclude-uids"], &*annotations["detour.io/exclude-dns"]), ("7", TOO_LONG));
+        assert_eq!(
+            (annotations.len(), minimal.pod.labels.len(), minimal.pod.containers.len()),
+            (MAX_ANNOTATIONS, 1, 1)
+        );
+        assert!(minimal.incomplete && minimal.pod.proxy().is_some() && !pod.incomplete);
     }
 
     #[test]

@@ -1,19 +1,16 @@
 //! Whether a pod bypasses the sidecar, from its state in the cluster and the state of its network namespace.
 
-use crate::agent::facts::{EndedContainer, ObservedPod};
+use crate::agent::facts::ObservedPod;
 use crate::agent::install::Installed;
 use crate::cluster::{Lookup, ObjectRef};
 use crate::cni::Block;
 use crate::networks::{self, InstalledNetwork};
 use crate::plugin::evaluation;
 use crate::plugin::running::ContainerStatus;
-use crate::pod::well_known::{INJECTION_STATUS, VALIDATION_CONTAINER};
+use crate::pod::well_known::INJECTION_STATUS;
 use crate::pod::{Facts, Namespace, Pod};
 use crate::sub_plugins::{Decision, SubPlugin, is_meshed, skip_reason};
 use std::fmt;
-
-/// The exit code of Istio's validation container if traffic is not redirected.
-const VALIDATION_FAILED: i32 = 126;
 
 /// Why a pod needs a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,9 +62,10 @@ pub(super) fn suspect<'a>(
     let redirects_any = including.iter().any(|installed| redirections(installed).next().is_some());
     let redirecting = including.iter().find(|it| is_called(it, pod, &|_| None) && redirects(it, pod)).copied();
     let installed = redirecting.or_else(|| including.first().copied())?;
+    let is_injected = pod.annotations.contains_key(INJECTION_STATUS);
     let suspicion = Suspicion {
         // Without a redirection of its own, the agent leaves the pod to the program that redirects it.
-        validation_failed: has_failed_validation(observed) && redirects_any,
+        validation_failed: observed.validation_failed && is_injected && redirects_any,
         settled: !observed.addresses.is_empty(),
         redirectable: redirecting.is_some(),
     };
@@ -85,14 +83,6 @@ pub(super) fn diagnose(suspicion: Suspicion, status: Option<&ContainerStatus>) -
         return Some(Cause::ValidationFailed);
     }
     (suspicion.redirectable && status?.is_bare()).then_some(Cause::NoRules)
-}
-
-/// Whether the init container that Istio injects to validate the redirection has found that traffic is not redirected.
-fn has_failed_validation(observed: &ObservedPod) -> bool {
-    let has_failed = |ended: &EndedContainer| {
-        ended.name == VALIDATION_CONTAINER && ended.last_failure == Some(VALIDATION_FAILED) && !ended.succeeded
-    };
-    observed.pod.annotations.contains_key(INJECTION_STATUS) && observed.ended_init_containers.iter().any(has_failed)
 }
 
 /// Whether the plugin is called for the pod: always from the cluster network's configuration list, and otherwise for
@@ -157,10 +147,6 @@ mod tests {
         Some((suspicion.validation_failed, suspicion.settled, suspicion.redirectable))
     }
 
-    fn ended(name: &str, succeeded: bool, last_failure: Option<i32>) -> EndedContainer {
-        EndedContainer { name: name.into(), succeeded, last_failure, ..EndedContainer::default() }
-    }
-
     #[test]
     fn only_running_pods_with_a_sidecar_and_a_netns_of_their_own_are_checked() {
         let annotate = |observed: &mut ObservedPod, key: &str, value: &str| {
@@ -169,6 +155,7 @@ mod tests {
         let table = [
             (meshed(), Some((false, true, true))),
             (changed(|observed| observed.addresses.clear()), Some((false, false, true))),
+            (changed(|observed| observed.validation_failed = true), Some((true, true, true))),
             (changed(|observed| observed.has_ended = true), None),
             (changed(|observed| observed.is_deleting = true), None),
             (changed(|observed| observed.pod.host_network = true), None),
@@ -232,35 +219,13 @@ mod tests {
     #[test]
     fn a_failed_validation_is_left_to_the_program_that_redirects_the_pod() {
         let exclusions = LISTED.replace("\"detour\"", "\"excludedns\"");
-        let failed = changed(|observed| {
-            observed.ended_init_containers = vec![ended("istio-validation", false, Some(126))];
-        });
+        let failed = changed(|observed| observed.validation_failed = true);
         let is_suspected = |text: &str| {
             let installed = [installed(text, true)];
             let (_, suspicion) = suspect(&installed, &failed, None).expect("it has a sidecar");
             suspicion.validation_failed
         };
         assert_eq!([LISTED, &exclusions].map(is_suspected), [true, false]);
-    }
-
-    #[test]
-    fn a_failed_validation_is_recognized_by_name_and_exit_code() {
-        let table = [
-            (ended("istio-validation", false, Some(126)), true),
-            (ended("istio-validation", true, Some(126)), false),
-            (ended("istio-validation", false, None), false),
-            (ended("istio-validation", false, Some(1)), false),
-            (ended("other", false, Some(126)), false),
-        ];
-        for (ended, expected) in table {
-            let observed = changed(|observed| observed.ended_init_containers.push(ended.clone()));
-            assert_eq!(suspicion(&observed), Some((expected, true, true)), "{ended:?}");
-        }
-        let bare = changed(|observed| {
-            observed.pod.annotations.clear();
-            observed.ended_init_containers.push(ended("istio-validation", false, Some(126)));
-        });
-        assert_eq!(suspicion(&bare), Some((false, true, false)), "it was never injected");
     }
 
     #[test]

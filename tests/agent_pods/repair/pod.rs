@@ -6,7 +6,7 @@ use crate::repair::kernel::Tools;
 use crate::repair::node::{Process, Where, id, uid};
 use crate::repair::scene::Scene;
 use crate::support::new_netns::tool_in;
-use detour_cni::agent::{EndedContainer, ObservedPod};
+use detour_cni::agent::ObservedPod;
 use detour_cni::cluster::objects;
 use nix::mount::umount;
 use serde_json::{Value, json};
@@ -142,7 +142,6 @@ impl Pod {
 
     /// Returns the pod after a failed validation.
     pub(crate) fn unvalidated(&self) -> Arc<ObservedPod> {
-        let failed = EndedContainer { name: "istio-validation".into(), last_failure: Some(126), ..Default::default() };
-        Arc::new(ObservedPod { ended_init_containers: vec![failed], ..self.observed() })
+        Arc::new(ObservedPod { validation_failed: true, ..self.observed() })
     }
 }
