@@ -7,9 +7,7 @@ use super::containers::{ContainerSettings, ExcludedContainers};
 use super::daemon_set::DaemonSet;
 use super::facts::SyncStates;
 use super::health::Health;
-use super::install::{
-    ConfigurationTarget, DesiredState, InstallError, InstallPlan, Leadership, NodeFiles, reconcile, undo,
-};
+use super::install::{DesiredState, InstallError, InstallPlan, Leadership, NodeFiles};
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
 use super::pods::RepairMode;
@@ -23,10 +21,9 @@ use crate::wait;
 use clap::ValueEnum;
 use iteration::{Iteration, Readiness, Stability};
 use messages::LastLogged;
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -69,8 +66,6 @@ pub struct Job<'a> {
     pub node: &'a NodeFiles,
     /// Returns the desired state; called in each iteration, because tokens and configurations change.
     pub desired: &'a dyn Fn() -> Result<DesiredInstallation, String>,
-    /// The program to copy.
-    pub program: &'a Path,
     /// The directories of the files that `desired` reads, as this process reaches them.
     pub sources: Vec<PathBuf>,
     /// The agent's DaemonSet, as NAMESPACE/NAME: it owns the installation.
@@ -117,7 +112,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     let reports = PodReports::start(job.account.clone(), tasks);
     let mut last_event = None;
     let (mut stability, mut logged) = (Stability::default(), LastLogged::default());
-    let (mut leadership, mut installer) = (None, None);
+    let mut leadership = None;
     let mut on_standby: Option<(Instant, Option<String>)> = None;
     let mut running = None;
     loop {
@@ -151,9 +146,6 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             Err(why) => (Err(why), None),
         };
         watch.directories(&job.directories(desired.as_ref().ok()));
-        if let Ok(desired) = &desired {
-            installer = Some(desired.installer.clone());
-        }
         let iteration = job.iterate(desired);
         if matches!(iteration, Iteration::Occupied(_)) {
             // The agent of the DaemonSet that owns the installation serves the plugin.
@@ -181,8 +173,8 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         // Its own changes are not distinguishable from those of other processes, so it ignores the events after a
         // repair and compares again.
         if watch.wait(delay, ignore_events).map_err(signal_error)? == WakeReason::Signal {
-            let removes = job.removes();
-            let result = installer.map_or(Ok(()), |installer| job.end(&installer, removes));
+            let removes = leadership.is_some() && job.removes();
+            let result = job.end(removes);
             job.hand_over(leadership);
             if let Some(RunningServices { services: Some(services), .. }) = running.as_mut().filter(|_| removes) {
                 services.remove_taint();
@@ -263,26 +255,20 @@ impl Job<'_> {
     }
 
     fn reconcile(&self, desired: &DesiredState) -> Result<Iteration, InstallError> {
-        let lock = self.node.lock()?;
-        let found = self.node.look(Some(desired))?;
-        let invalid_chain_files = found.invalid_chain_files.len();
-        let plan = reconcile(desired, &found)?;
-        self.node.apply(&plan, self.program, &lock)?;
-        let follows = plan.follows(&found);
+        let plan = self.node.install(desired)?;
         let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
         if desired.multus_chain.is_some() {
-            self.metrics.multus_chain(invalid_chain_files);
+            self.metrics.multus_chain(plan.invalid_chain_files.len());
         }
         Ok(match (&plan.waits_for, &plan.lacks) {
             _ if plan.refused.is_some() => Iteration::Failed(with_notes(plan.unmet().unwrap_or_default())),
-            (None, _) if follows => Iteration::Followed(Box::new(plan)),
+            (None, _) if plan.follows => Iteration::Followed(Box::new(plan)),
             _ if !plan.actions.is_empty() => Iteration::Repaired(Box::new(plan)),
             (Some(missing), _) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
-            (None, _) if plan.invalid_chain.is_some() => {
+            (None, _) if !plan.invalid_chain_files.is_empty() => {
                 Iteration::ChainSkipped(with_notes(plan.unmet().unwrap_or_default()))
             }
             (None, Some(lacking)) => Iteration::Lacks(with_notes(format!("missing: {lacking}"))),
-            (None, None) if plan.is_settling => Iteration::Settling,
             (None, None) => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
         })
     }
@@ -293,7 +279,7 @@ impl Job<'_> {
             Ok(DesiredInstallation { desired, .. }) => DesiredState { owner: self.owner.clone(), ..desired },
             Err(why) => return Some(why),
         };
-        match self.node.look(Some(&desired)).and_then(|found| reconcile(&desired, &found)) {
+        match self.node.preview(&desired) {
             Ok(plan) => plan.refused,
             Err(error) => Some(error.to_string()),
         }
@@ -307,7 +293,6 @@ impl Job<'_> {
             Iteration::Settled(_)
             | Iteration::Lacks(_)
             | Iteration::Followed(_)
-            | Iteration::Settling
             | Iteration::Waits(_)
             | Iteration::ChainSkipped(_) => {}
         }
@@ -315,16 +300,8 @@ impl Job<'_> {
 
     /// Returns the directories whose changes require a new iteration.
     fn directories(&self, desired: Option<&DesiredState>) -> Vec<PathBuf> {
-        let mut paths = BTreeSet::new();
-        if let Some(desired) = desired {
-            paths.extend(desired.programs.iter().map(|path| path.parent()));
-            paths.extend(desired.kubeconfig.iter().map(|(path, _)| path.parent()));
-            paths.extend(desired.node.iter().map(|(path, _)| path.parent()));
-            paths.extend(desired.configurations.iter().map(ConfigurationTarget::directory));
-        }
-        let reached = paths.iter().filter_map(|path| self.node.reach(path).ok());
-        let linked = desired.into_iter().flat_map(|desired| self.node.linked_directories(desired));
-        reached.chain(linked).chain(self.sources.iter().cloned()).collect()
+        let installed = desired.map(|desired| self.node.directories(desired)).unwrap_or_default();
+        installed.into_iter().chain(self.sources.iter().cloned()).collect()
     }
 
     /// Lets an agent on standby lead. If there is one, waits until it serves the plugin's requests, so that there is always
@@ -334,7 +311,7 @@ impl Job<'_> {
         let socket = self.services.as_ref().and_then(|services| services.socket.as_ref());
         let socket = socket.and_then(|socket| self.node.reach(socket).ok());
         let own = socket.and_then(|socket| Some((socket::identity(&socket).ok()?, socket)));
-        self.node.forget_leadership(Some(leadership));
+        self.node.end_lead(leadership);
         let Some((own, socket)) = own else { return };
         let until = |timeout, is: &dyn Fn() -> bool| {
             let interval = STANDBY_INTERVAL / 10;
@@ -345,19 +322,9 @@ impl Job<'_> {
         }
     }
 
-    fn end(&self, installer: &str, removes: bool) -> Result<(), String> {
-        let remove = || {
-            let lock = self.node.lock()?;
-            let found = self.node.look(None)?;
-            let plan = if found.record.installer == installer { undo(&found) } else { InstallPlan::default() };
-            if !plan.actions.is_empty() {
-                self.node.apply(&plan, self.program, &lock)?;
-            }
-            self.node.forget_lock(lock);
-            Ok(plan)
-        };
-        let plan =
-            if removes { remove().map_err(|error: InstallError| error.to_string())? } else { InstallPlan::default() };
+    fn end(&self, removes: bool) -> Result<(), String> {
+        let plan = if removes { self.node.uninstall() } else { Ok(InstallPlan::default()) };
+        let plan = plan.map_err(|error| error.to_string())?;
         plan.actions.iter().for_each(|action| tracing::info!("{action}"));
         plan.notes.iter().for_each(|note| tracing::warn!("{note}"));
         let result = if plan.actions.is_empty() { "stays on" } else { "was removed from" };
