@@ -324,8 +324,8 @@ impl NodeFiles {
         let is_empty = plan.record.is_empty();
         let mut files = self.record().ok().flatten().unwrap_or_default().files;
         files.extend(plan.record.files.clone());
-        let temporary = files.keys().chain([&record_path()]).map(temporary).filter(|path| self.has(path));
-        let temporary: Vec<_> = temporary.collect();
+        let written = files.keys().cloned().chain([record_path()]);
+        let temporary: Vec<_> = written.map(|path| temporary(&path)).filter(|path| self.has(path)).collect();
         if !is_empty {
             self.write_record(&InstallRecord { files, ..plan.record.clone() })?;
         }
