@@ -36,19 +36,24 @@ const ATTACHMENT_DIRECTORY: &str = "/etc/cni/multus/net.d";
 /// Limit for each credential file. The largest is ca.crt.
 const MAX_CREDENTIAL: u64 = 1 << 20;
 
-/// The place of one of the plugin's configurations: a file, or an entry in the cluster network's list.
-enum Place {
-    File(DesiredFile),
-    List(ListEntry),
+/// The plugin's configurations on the node.
+#[derive(Default)]
+struct Configurations {
+    /// Those with a file of their own.
+    files: Vec<DesiredFile>,
+    /// For each network, its part of the node configuration.
+    nodes: Vec<(String, NodeConf)>,
+    warnings: Vec<String>,
 }
 
-/// One of the plugin's configurations on the node.
-struct PlannedConfiguration {
-    place: Place,
-    network: String,
-    /// Its part of the node configuration.
-    node: NodeConf,
-    warnings: Vec<String>,
+impl Configurations {
+    /// Adds the configuration of a network with a file of its own.
+    fn add(&mut self, entry: &Entry, network: &str, path: HostPath) -> Result<()> {
+        let content = Content::Text(entry.standalone(network)?);
+        self.files.push(DesiredFile { path, role: Role::Configuration, content });
+        self.nodes.push((network.to_owned(), entry.node()));
+        Ok(())
+    }
 }
 
 /// The desired installation.
@@ -193,22 +198,41 @@ impl InstallOptions {
         let is_chained = self.chained.unwrap_or(platform.chained);
         let entry = settings.entry()?;
         let only_in_chain = self.multus_chain.is_some() && self.conf_name.is_none() && entry.only_excludes();
-        let mut planned = Vec::new();
+        let mut configurations = Configurations::default();
+        let mut list = None;
         if is_chained || (given.attachments.is_empty() && !only_in_chain) {
-            planned.push(self.of_cluster_network(node, &entry, given, (is_chained, &conf_dir))?);
+            configurations.warnings = self.check(node, &entry, "--config: ")?;
+            let network = given.network(!is_chained)?;
+            if is_chained {
+                let (dir, file) = (conf_dir.clone(), self.conf_name.clone());
+                list = Some(ListEntry { dir, file, value: entry.listed()?, own_list: self.own_list });
+                configurations.nodes.push((network, entry.node()));
+            } else {
+                let name = self.conf_name.as_deref().unwrap_or("istio-cni.conf");
+                configurations.add(&entry, &network, conf_dir.join(name))?;
+            }
         } else {
             given.network(false)?;
         }
-        let attachment_dir = if is_chained { directory(None, ATTACHMENT_DIRECTORY)? } else { conf_dir.clone() };
+        let attachment_dir = if is_chained { directory(None, ATTACHMENT_DIRECTORY)? } else { conf_dir };
         for attachment in &given.attachments {
-            let configuration = self.of_attachment(node, &settings, attachment, &attachment_dir);
             let place = || format!("{}: attachment {:?}", self.attachments_place(), attachment.name);
-            planned.push(configuration.with_context(place)?);
+            let added = self.add_attachment(node, &settings, attachment, &attachment_dir, &mut configurations);
+            added.with_context(place)?;
         }
         if let Some(directory) = &self.multus_chain {
-            let is_checked = given.attachments.is_empty() && !only_in_chain;
-            planned.push(self.of_multus_chain(node, &entry, directory, is_checked)?);
+            ensure!(
+                entry.conf.primary.is_none(),
+                "--multus-chain {directory}: expected a configuration without clusterNetwork and delegates: the primary \
+                 plugin runs the chain itself (auxiliaryCNIChainName)"
+            );
+            // The configuration of the cluster network is the same: if there is one, it is checked already.
+            if !given.attachments.is_empty() || only_in_chain {
+                configurations.warnings.extend(self.check(node, &entry, "--config: ")?);
+            }
+            configurations.add(&entry, &directory.name(), directory.join(MULTUS_CHAIN_FILE))?;
         }
+        warn(configurations.warnings);
         let program = |name| DesiredFile {
             path: bin_dir.join(name),
             role: Role::Program,
@@ -218,86 +242,33 @@ impl InstallOptions {
         if let Some(token) = token.filter(|_| self.kubeconfig.is_none()) {
             files.push(self.written_kubeconfig(token)?);
         }
-        let (mut own, mut entry, mut nodes, mut warnings) = (Vec::new(), None, Vec::new(), Vec::new());
-        for configuration in planned {
-            match configuration.place {
-                Place::File(file) => own.push(file),
-                Place::List(list) => entry = Some(list),
-            }
-            nodes.push((configuration.network, configuration.node));
-            warnings.extend(configuration.warnings);
-        }
-        warn(warnings);
-        files.extend(node_configuration(nodes)?);
-        files.extend(own);
+        files.extend(node_configuration(configurations.nodes)?);
+        files.extend(configurations.files);
         Ok(DesiredState {
             owner: None,
             platform: Some(platform.name.to_owned()),
             files,
-            entry,
+            entry: list,
             multus_chain: self.multus_chain.clone(),
             expired: None,
         })
     }
 
-    /// Returns the configuration of the cluster network: an entry of its list if `is_chained`, otherwise a file.
-    fn of_cluster_network(
-        &self,
-        node: &NodeFiles,
-        entry: &Entry,
-        given: &GivenKeys,
-        (is_chained, directory): (bool, &HostPath),
-    ) -> Result<PlannedConfiguration> {
-        let warnings = self.check(node, entry, "--config: ")?;
-        let network = given.network(!is_chained)?;
-        let place = if is_chained {
-            let (dir, file) = (directory.clone(), self.conf_name.clone());
-            Place::List(ListEntry { dir, file, value: entry.listed()?, own_list: self.own_list })
-        } else {
-            let name = self.conf_name.as_deref().unwrap_or("istio-cni.conf");
-            configuration(directory.join(name), entry.standalone(&network)?)
-        };
-        Ok(PlannedConfiguration { place, network, node: entry.node(), warnings })
-    }
-
-    /// Returns the configuration of an attachment, whose keys override `settings`.
-    fn of_attachment(
+    /// Adds the configuration of an attachment, whose keys override `settings`.
+    fn add_attachment(
         &self,
         node: &NodeFiles,
         settings: &EntrySettings,
         attachment: &Attachment,
         directory: &HostPath,
-    ) -> Result<PlannedConfiguration> {
+        configurations: &mut Configurations,
+    ) -> Result<()> {
         let entry = attachment.entry(settings)?;
         let place = if attachment.has_kubeconfig() { "" } else { "--config: " };
-        let warnings = self.check(node, &entry, place)?;
-        let path = directory.join(&attachment.file_name());
-        Ok(PlannedConfiguration {
-            place: configuration(path, entry.standalone(&attachment.name)?),
-            network: attachment.name.clone(),
-            node: entry.node(),
-            warnings: warnings.iter().map(|warning| format!("attachment {:?}: {warning}", attachment.name)).collect(),
-        })
-    }
-
-    /// Returns the configuration in the directory of Multus's auxiliary chain. The one of the cluster network is the same
-    /// `entry`: if there is one, they are checked already.
-    fn of_multus_chain(
-        &self,
-        node: &NodeFiles,
-        entry: &Entry,
-        directory: &HostPath,
-        is_checked: bool,
-    ) -> Result<PlannedConfiguration> {
-        ensure!(
-            entry.conf.primary.is_none(),
-            "--multus-chain {directory}: expected a configuration without clusterNetwork and delegates: the primary \
-             plugin runs the chain itself (auxiliaryCNIChainName)"
-        );
-        let warnings = if is_checked { Vec::new() } else { self.check(node, entry, "--config: ")? };
-        let network = directory.name().to_owned();
-        let place = configuration(directory.join(MULTUS_CHAIN_FILE), entry.standalone(&network)?);
-        Ok(PlannedConfiguration { place, network, node: entry.node(), warnings })
+        let warnings = self.check(node, &entry, place)?.into_iter();
+        let named = warnings.map(|warning| format!("attachment {:?}: {warning}", attachment.name));
+        configurations.warnings.extend(named);
+        configurations.add(&entry, &attachment.name, directory.join(&attachment.file_name()))
     }
 
     /// Returns the kubeconfig to write. Its text may be unknown now.
@@ -442,10 +413,6 @@ pub(in crate::cli) fn agent_namespace() -> Option<String> {
 /// Returns the directory of a flag, or else the default.
 fn directory(flag: Option<&HostPath>, default: &str) -> Result<HostPath> {
     flag.map_or_else(|| default.parse().map_err(|why: String| anyhow!(why)), |path| Ok(path.clone()))
-}
-
-fn configuration(path: HostPath, text: String) -> Place {
-    Place::File(DesiredFile { path, role: Role::Configuration, content: Content::Text(text) })
 }
 
 /// Returns the node configuration for the configurations of these networks.
