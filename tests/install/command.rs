@@ -196,6 +196,23 @@ fn beside_multus_a_single_configuration_is_never_removed() {
 
 /// No pod would start: the runtime would not find the program.
 #[test]
+fn another_directory_with_the_plugins_of_the_list_is_named_and_nothing_is_installed() {
+    let scene = Scene::with("elsewhere", "10-calico.conflist", CALICO);
+    scene.write("home/kubernetes/bin/portmap", "");
+    let before = scene.files();
+    for own_list in ["--own-list=false", "--own-list=true"] {
+        let stderr = scene.fails("install", &["--platform=kubernetes", own_list]);
+        let wanted = "has the plugins of /etc/cni/net.d/10-calico.conflist in /home/kubernetes/bin; select this";
+        assert!(stderr.contains(wanted), "{stderr}");
+        assert_eq!(scene.files(), before);
+    }
+    scene.ok("install", &["--platform=gke"]);
+    scene.write("opt/cni/bin/calico", "");
+    scene.ok("install", &["--platform=kubernetes"]);
+}
+
+/// As above: some directories of the node are not visible in the agent's pod.
+#[test]
 fn a_directory_with_other_plugins_but_none_of_the_list_is_refused() {
     let scene = Scene::with("none-of-the-list", "10-calico.conflist", CALICO);
     scene.write("opt/cni/bin/loopback", "");

@@ -7,6 +7,7 @@ use super::record::{Digest, FileRecord, Role, with_newest};
 use crate::cni::CNI_CONF_DIR;
 use crate::host_path::HostPath;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::{iter, slice};
 
 /// The programs of Multus: of its daemon's client, and without a daemon.
@@ -87,8 +88,7 @@ impl<'a> ClusterList<'a> {
             }
         }
         // Multus removes its file when it ends, and later generates it from the first file in the directory.
-        let program = MULTUS.into_iter().find(|name| self.found.programs.contains(*name))?;
-        let program = self.bin_dir.as_ref()?.join(program);
+        let program = self.multus_program()?;
         Some(format!("runtimes would bypass Multus ({program}); if it is not used, remove its program"))
     }
 
@@ -134,6 +134,7 @@ impl<'a> ClusterList<'a> {
         let called = match &multus {
             Some((_, MultusCall::File(name))) => Some(name.as_str()),
             Some((file, MultusCall::Elsewhere(list))) if self.desired.file.is_none() => {
+                self.note_skipped(&vec![(*file, UnusableList::Multus)], plan);
                 let (dir, file) = (&self.desired.dir, self.path(file));
                 plan.waits_for = Some(format!(
                     "the cluster network's list in {dir}: {file} calls {list}; set --conf-dir (cniConfDir) to its \
@@ -171,7 +172,7 @@ impl<'a> ClusterList<'a> {
         let earlier = self.found.record.files.get(&path);
         let current = self.found.files.get(&path);
         if single != path {
-            if beside_multus || MULTUS.iter().any(|name| self.found.programs.contains(*name)) {
+            if beside_multus || self.multus_program().is_some() {
                 plan.refused = Some(format!(
                     "can't add the plugin to {single}: it is a single configuration, which a list would replace, and Multus \
                      may name it; make it a list ({path}) with the tool that writes it, or use an attachment \
@@ -201,6 +202,12 @@ impl<'a> ClusterList<'a> {
         let sha256 = with_newest(entries.into_iter().filter(is_ours), desired);
         let record = FileRecord { role: Role::Entry, sha256, plugin: Some(kind.to_owned()), source: None };
         plan.record.files.insert(path, record);
+    }
+
+    /// Returns the program of Multus, if it is beside the program.
+    fn multus_program(&self) -> Option<HostPath> {
+        let (own, names) = self.found.programs.get_key_value(self.bin_dir.as_ref()?)?;
+        MULTUS.into_iter().find(|name| names.contains(*name)).map(|name| own.join(name))
     }
 
     /// Returns the configuration of Multus that runtimes use, and how Multus calls the cluster network.
@@ -233,25 +240,30 @@ impl<'a> ClusterList<'a> {
         Some((*file, call))
     }
 
-    /// Refuses the plan if the directory of the program has other plugins, but none of the list: the runtime uses another
-    /// directory. One without plugins is no evidence: the installation may have created it.
+    /// Refuses the plan if the runtime can't use the directory of the program: the list's plugins are in another one. A
+    /// directory without plugins is no evidence: the installation may have created it.
     fn has_other_programs(&self, name: &str, list: &ConfList, plan: &mut InstallPlan) -> bool {
-        let Some(own) = &self.bin_dir else { return false };
-        let programs = &self.found.programs;
-        let is_own = |name: &str| OWN_TYPES.contains(&name) || MULTUS.contains(&name) || name.starts_with('.');
+        let (Some(own), list_path) = (&self.bin_dir, self.path(name)) else { return false };
         let others: Vec<_> = list.types().filter(|kind| !OWN_TYPES.contains(kind)).collect();
-        let is_refused = !others.is_empty()
-            && programs.iter().any(|name| !is_own(name))
-            && !others.iter().any(|kind| programs.contains(*kind));
-        if is_refused {
-            plan.refused = Some(format!(
-                "can't install the program: {own} has other plugins, but none of {} ({}); select the directory in which \
-                 the runtime finds them (--bin-dir, cniBinDir)",
-                self.path(name),
-                others.join(", ")
-            ));
+        let has_one = |names: &BTreeSet<String>| others.iter().any(|kind| names.contains(*kind));
+        let is_own = |name: &str| OWN_TYPES.contains(&name) || MULTUS.contains(&name) || name.starts_with('.');
+        let here = self.found.programs.get(own).cloned().unwrap_or_default();
+        if others.is_empty() || has_one(&here) {
+            return false;
         }
-        is_refused
+        plan.refused = match self.found.programs.iter().find(|(_, names)| has_one(names)) {
+            Some((directory, _)) => Some(format!(
+                "can't install the program: the runtime has the plugins of {list_path} in {directory}; select this \
+                 directory (--bin-dir {directory}, cniBinDir)"
+            )),
+            None if here.iter().any(|name| !is_own(name)) => Some(format!(
+                "can't install the program: {own} has other plugins, but none of {list_path} ({}); select the directory \
+                 in which the runtime finds them (--bin-dir, cniBinDir)",
+                others.join(", ")
+            )),
+            None => None,
+        };
+        plan.refused.is_some()
     }
 
     /// Returns the first file by name that configures a pod network, as runtimes do, or the file `named`, and the files that

@@ -12,6 +12,7 @@ use super::error::InstallError;
 use super::plan::{Change, ConfFile, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, OWN_LIST};
 use super::reconcile::{reconcile, undo};
 use super::record::{Digest, InstallRecord, Role};
+use super::settings::PLATFORMS;
 use crate::cni::{PROGRAM, is_configuration_file};
 use crate::host_path::{HostPath, HostRoot};
 use crate::networks::check_chained_plugin;
@@ -137,9 +138,7 @@ impl NodeFiles {
             paths.extend(desired.paths().cloned());
             paths.extend(desired.programs().map(|path| path.sibling(PROGRAM)));
             found.notes.extend(self.untrusted(desired));
-            if let Some(program) = desired.programs().next() {
-                found.programs = self.names(&program.parent())?.into_iter().collect();
-            }
+            found.programs = self.programs(&found.record, desired)?;
             if let Some(directory) = &desired.multus_chain {
                 found.invalid_chain_files = self.invalid_files(directory, &desired.paths().collect::<Vec<_>>())?;
             }
@@ -160,6 +159,17 @@ impl NodeFiles {
             }
         }
         Ok(found)
+    }
+
+    fn programs(
+        &self,
+        record: &InstallRecord,
+        desired: &DesiredState,
+    ) -> Result<BTreeMap<HostPath, BTreeSet<String>>, InstallError> {
+        let recorded = record.with_role(Role::Program).map(|(path, _)| path.parent());
+        let known = PLATFORMS.iter().filter_map(|platform| HostPath::new(platform.bin_dir));
+        let directories = desired.programs().map(HostPath::parent).chain(recorded).chain(known);
+        directories.map(|directory| Ok((directory.clone(), self.names(&directory)?.into_iter().collect()))).collect()
     }
 
     /// Renames recorded paths to the directories of `desired`: a symbolic link, such as `/var/run`, gives a file several

@@ -109,8 +109,8 @@ pub struct FoundState {
     pub files: BTreeMap<HostPath, FoundFile>,
     /// The configurations in the directory of the cluster network's list, by name.
     pub configurations: BTreeMap<String, ConfFile>,
-    /// The names in the directory of the program.
-    pub programs: BTreeSet<String>,
+    /// The names in directories of programs: those of the installation, of earlier ones, and of all platforms.
+    pub programs: BTreeMap<HostPath, BTreeSet<String>>,
     /// Why Multus skips the whole auxiliary chain: each invalid file of another tool, with the reason.
     pub invalid_chain_files: Vec<String>,
     /// The files in the record that can't be changed here, each with the reason: they stay in the record.
