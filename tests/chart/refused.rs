@@ -160,7 +160,6 @@ fn a_wrong_value_is_refused() {
         ("updateStrategy.rollingUpdate.maxUnavailable", json!("half")),
         ("updateStrategy.rollingUpdate.maxUnavailable", json!(-1)),
         ("terminationGracePeriodSeconds", json!(0)),
-        ("priorityClassName", json!("system-cluster-critical")),
         ("resourceQuotas.pods", json!(0)),
     ];
     let case = |(path, value): (&str, Value)| (format!("at '/{}", path.replace('.', "/")), nested(path, value));
