@@ -28,7 +28,7 @@ fn large_objects_neither_stop_a_watch_nor_exhaust_memory() {
             fat["metadata"]["annotations"]["example.com/large"] = "x".repeat(1 << 20).into();
             scene.api.put(PODS, &fat);
         }
-        for number in 0..40 {
+        for number in 0..80 {
             let (metadata, config) = (json!({"name": format!("d-{number}"), "namespace": "x"}), "x".repeat(1_500_000));
             scene.api.put(DEFINITIONS, &json!({"metadata": metadata, "spec": {"config": config}}));
         }
@@ -40,8 +40,8 @@ fn large_objects_neither_stop_a_watch_nor_exhaust_memory() {
         let question = question("uid-fat-7").replace("web-0", "fat-7");
         assert_eq!(answer(&scene.ask(question.as_bytes()))["pod"]["uid"], "uid-fat-7");
         assert_eq!(scene.api.requests(), [""; 0]);
-        // A definition that is too large for the cache is requested.
-        let wanted = json!([{"object": {"namespace": "x", "name": "d-7"}, "awaited": false}]);
+        // A definition for which the cache has no room is requested.
+        let wanted = json!([{"object": {"namespace": "x", "name": "d-9"}, "awaited": false}]);
         let question = json!({"wait_ms": 20_000, "ask": {"about": "definitions", "wanted": wanted}}).to_string();
         let found = answer(&scene.ask((question + "\n").as_bytes()));
         assert!(found["found"][0]["found"]["config"].is_string(), "{}", found["answer"]);
