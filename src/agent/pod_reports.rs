@@ -8,6 +8,7 @@ use crate::pod::PodRef;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::pending;
 use std::mem::replace;
+use std::pin::Pin;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::task::spawn_local;
@@ -68,7 +69,7 @@ async fn write_all<F: Future<Output = Result<(), Error>>>(
     retry_delay: Duration,
 ) {
     let (mut rates, mut waiting, mut logged) = (Rates::default(), VecDeque::new(), None);
-    let mut running = None;
+    let mut running: Option<Pin<Box<dyn Future<Output = Result<(), Error>> + '_>>> = None;
     let mut has_dropped = false;
     loop {
         let written = async {

@@ -6,7 +6,7 @@ use super::watching::SyncStates;
 use crate::agent::containers::ExcludedContainers;
 use crate::agent::metrics::Metrics;
 use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, PoliciesReport, RequestKind};
-use crate::cluster::{Api, Cluster, DefinitionQuery, Event, Lookup, ObjectRef};
+use crate::cluster::{Api, DefinitionQuery, Event, Lookup, ObjectRef};
 use crate::cni::{CniCommand, Code, Error};
 use crate::pod::{Facts as PodFacts, Namespace, PodRef};
 use std::sync::Arc;
