@@ -1,7 +1,7 @@
 //! Starts the tasks that need the node's name: the watches and the socket, the reconciler of running pods (`pods`), and the
 //! node's taint (`taint`).
 
-use super::containers::ContainerSettings;
+use super::containers::ExcludedContainers;
 use super::facts::{Answers, SharedFacts, SyncStates};
 use super::health::Connections;
 use super::install::NodeFiles;
@@ -36,8 +36,8 @@ pub struct Services {
     pub definitions: bool,
     /// What is done about running pods.
     pub pods: PodSettings,
-    /// How the traffic of excluded containers bypasses the sidecar; `None` if containers can't be excluded.
-    pub containers: Option<ContainerSettings>,
+    /// The NRI socket of the container runtime, which reports excluded containers; `None` if containers can't be excluded.
+    pub nri_socket: Option<HostPath>,
     /// The key of the taint for a node that is not ready; `None` for no taint.
     pub taint: Option<String>,
 }
@@ -69,8 +69,8 @@ impl Services {
         let socket = socket.map_err(|error| error.to_string())?;
         let (sender, damaged) = mpsc::channel(MAX_DAMAGED);
         let sender = (self.pods.repair != RepairMode::Off).then_some(sender);
-        let start = |settings: &ContainerSettings| settings.start(node, metrics, reports.clone(), sender);
-        let containers = self.containers.as_ref().map(start).transpose()?;
+        let start = |path: &HostPath| ExcludedContainers::start(path, node, metrics, reports.clone(), sender);
+        let containers = self.nri_socket.as_ref().map(start).transpose()?;
         let (policies, policies_report) = watch::channel(PoliciesReport::default());
         let answers = Answers {
             facts: facts.clone(),

@@ -9,8 +9,8 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{DesiredState, Digest, HostPath, NodeFiles, token_in};
 use detour_cni::agent::{
-    ContainerSettings, DaemonSet, DesiredInstallation, Installation, Job, Metrics, OnExit, PluginToken, PodSettings,
-    RepairMode, Services, run, run_tasks,
+    DaemonSet, DesiredInstallation, Installation, Job, Metrics, OnExit, PluginToken, PodSettings, RepairMode, Services,
+    run, run_tasks,
 };
 use detour_cni::cluster::{Api, ObjectRef};
 use detour_cni::cni::LogLevel;
@@ -225,7 +225,7 @@ impl AgentArguments {
             // Only a primary plugin asks for definitions.
             definitions: self.install.may_be_primary(),
             pods: PodSettings { repair: self.repair, live_policy: self.live_policy },
-            containers: self.nri_socket.clone().map(|nri_socket| ContainerSettings { nri_socket }),
+            nri_socket: self.nri_socket.clone(),
             taint: self.taint.clone(),
         })
     }

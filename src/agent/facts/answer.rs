@@ -115,7 +115,8 @@ impl Answers {
                 let reason = if pod.uid.is_some() { "unknown-pod" } else { "pod-without-uid" };
                 self.count_fallback(self.facts.pods(), reason);
                 let fallback = self.cached_facts(&pod, needs_namespace);
-                let facts = self.ask_or(fallback, deadline, async |api| api.find_facts(&pod, needs_namespace).await).await?;
+                let facts =
+                    self.ask_or(fallback, deadline, async |api| api.find_facts(&pod, needs_namespace).await).await?;
                 (facts.pod, namespace.or(facts.namespace))
             }
         };
@@ -249,11 +250,7 @@ impl Answers {
     }
 
     /// Returns the answer of the API server.
-    async fn ask<T>(
-        &self,
-        deadline: Instant,
-        request: impl AsyncFnOnce(Api) -> Result<T, Error>,
-    ) -> Result<T, Error> {
+    async fn ask<T>(&self, deadline: Instant, request: impl AsyncFnOnce(Api) -> Result<T, Error>) -> Result<T, Error> {
         self.ask_through(|api| api, deadline, request).await
     }
 
