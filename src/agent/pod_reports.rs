@@ -5,10 +5,10 @@ use super::token_bucket::TokenBucket;
 use crate::cluster::{Api, Event};
 use crate::cni::{Code, Error};
 use crate::pod::PodRef;
+use futures_util::future::LocalBoxFuture;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::pending;
 use std::mem::replace;
-use std::pin::Pin;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::task::spawn_local;
@@ -69,7 +69,7 @@ async fn write_all<F: Future<Output = Result<(), Error>>>(
     retry_delay: Duration,
 ) {
     let (mut rates, mut waiting, mut logged) = (Rates::default(), VecDeque::new(), None);
-    let mut running: Option<Pin<Box<dyn Future<Output = Result<(), Error>> + '_>>> = None;
+    let mut running: Option<LocalBoxFuture<'_, Result<(), Error>>> = None;
     let mut has_dropped = false;
     loop {
         let written = async {
