@@ -66,7 +66,6 @@ impl LastLogged {
                 }
                 return;
             }
-            Iteration::Settling => return,
             Iteration::Settled(state)
             | Iteration::Lacks(state)
             | Iteration::Waits(state)
