@@ -74,20 +74,6 @@ fn the_taint_is_added_and_removed_and_others_stay() {
 }
 
 #[test]
-fn conflicts_do_not_delay_the_taint() {
-    // With a pause that doubles after each conflict, the last attempt would come after 160 s.
-    let (script, changes) = node(&Value::Null, 10);
-    let changes = Arc::new(Mutex::new(changes));
-    scene_with(script, move |scene| {
-        with_taint(scene, |taint| {
-            taint.set_ready(false);
-            let wanted = Ok(json!([{"key": KEY, "effect": "NoSchedule"}]));
-            assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
-        });
-    });
-}
-
-#[test]
 fn a_refused_request_is_retried() {
     let (script, changes) = node(&Value::Null, 0);
     let changes = Arc::new(Mutex::new(changes));

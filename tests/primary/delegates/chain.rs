@@ -1,5 +1,5 @@
-//! Executables in a sub-plugin chain: their order, input and result; reference plugins. `convergence::faults::executables`
-//! has the faults of executables.
+//! Executables in a sub-plugin chain: their order, input and result; reference plugins. The unit tests of `src/delegate`
+//! have the faults of executables.
 
 use crate::delegates::pod::{Pod, call, conf, start, with};
 use crate::delegates::recorders::{Recorders, add_prints, fails};
@@ -147,6 +147,17 @@ fn a_chain_of_executables_alone_works() {
     assert_eq!(pod.call("ADD", &recorders.bin(), &conf).stdout, result("10.0.0.1/8"));
     assert!(pod.call("DEL", &recorders.bin(), &conf).success);
     assert_eq!(recorders.order(), ["ADD first", "DEL first"]);
+}
+
+#[test]
+fn a_failed_executable_undoes_the_add() {
+    let failed = fails("ADD", &json!({"code": 42, "msg": "no carrier"}));
+    let recorders = Recorders::new().with("first", "").with("second", &failed);
+    let pod = Pod::new();
+    let output = pod.call("ADD", &recorders.bin(), &conf("1.0.0", &chain()));
+    assert_eq!(output.stdout["code"], 42, "{}", output.stdout);
+    assert_eq!(recorders.order(), ["ADD first", "ADD second", "DEL second", "DEL first"]);
+    assert_eq!(pod.rules(), [""; 0]);
 }
 
 /// Like stopping the runtime's service.
