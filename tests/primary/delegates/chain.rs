@@ -149,17 +149,6 @@ fn a_chain_of_executables_alone_works() {
     assert_eq!(recorders.order(), ["ADD first", "DEL first"]);
 }
 
-#[test]
-fn a_failed_executable_undoes_the_add() {
-    let failed = fails("ADD", &json!({"code": 42, "msg": "no carrier"}));
-    let recorders = Recorders::new().with("first", "").with("second", &failed);
-    let pod = Pod::new();
-    let output = pod.call("ADD", &recorders.bin(), &conf("1.0.0", &chain()));
-    assert_eq!(output.stdout["code"], 42, "{}", output.stdout);
-    assert_eq!(recorders.order(), ["ADD first", "ADD second", "DEL second", "DEL first"]);
-    assert_eq!(pod.rules(), [""; 0]);
-}
-
 /// Like stopping the runtime's service.
 #[test]
 fn sigterm_to_the_plugin_kills_the_executable_and_undoes_the_add() {
