@@ -4,12 +4,14 @@ use super::selected::{SelectedNetwork, missing_network, selected_definitions, se
 use super::socket_lb::Product;
 use crate::cluster::{self, Definitions, Given, Lookup, ObjectRef, Objects};
 use crate::cni::{Code, Error, NetConf, configuration};
+use crate::firewall::RuleFormat;
 use crate::inspect::terminal::first_of;
 use crate::networks::{InstalledNetwork, installed_network, runs_own_type};
 use crate::plugin::primary::{Preview, preview};
 use crate::pod::well_known::RESOURCE_NAME;
 use crate::pod::{Facts, Namespace, Pod};
-use serde::Serialize;
+use crate::sub_plugins::executables;
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -289,14 +291,15 @@ impl Subject {
             true => BTreeMap::from([(applied.conf.name.clone(), applied.origin.places.join(", "))]),
             false => BTreeMap::new(),
         };
-        Self::with_files(applied, facts, cluster, &files)
+        Self::with_files(applied, facts, (cluster, None), &files)
     }
 
-    /// Returns a subject; `files` has the places of the attachments' configurations by the names of their networks.
+    /// Returns a subject; `files` has the places of the attachments' configurations by the names of their networks, and
+    /// `combined` the texts of several ones for definitions without a configuration.
     pub(super) fn with_files(
         applied: AppliedConf,
         facts: Facts,
-        cluster: Option<&dyn Definitions>,
+        (cluster, combined): (Option<&dyn Definitions>, Option<&dyn Definitions>),
         files: &BTreeMap<String, String>,
     ) -> Result<Self, Error> {
         let is_built_in = applied.origin.source == ConfigurationSource::BuiltIn;
@@ -317,12 +320,11 @@ impl Subject {
         };
         let AppliedConf { conf, as_attachment, origin, .. } = applied;
         let look_up = |object: &ObjectRef| definitions.get(object).cloned();
-        let missing = missing_network(&facts.pod, &selected).map_or(Ok(()), Err);
-        let attachment =
-            as_attachment.then(|| missing.clone().and_then(|()| installed_network(&facts.pod, &conf.name, &look_up)));
-        let networks = conf.primary.as_ref().map(|primary| preview(&conf, primary, cluster, &facts.pod));
-        let (networks, attachment) = (networks.transpose(), attachment.transpose());
-        let failure = [networks.as_ref().err(), attachment.as_ref().err()].into_iter().flatten().next().cloned();
+        let attachment = as_attachment.then(|| installed_network(&facts.pod, &conf.name, &look_up)).transpose();
+        let source = combined.or(cluster);
+        let networks = conf.primary.as_ref().map(|primary| preview(&conf, primary, source, &facts.pod)).transpose();
+        let missing = missing_network(&facts.pod, &selected).filter(|_| as_attachment || combined.is_some());
+        let failure = missing.or_else(|| networks.as_ref().err().or(attachment.as_ref().err()).cloned());
         Ok(Self {
             networks: networks.ok().flatten(),
             attachment: attachment.ok().flatten(),
@@ -341,6 +343,40 @@ impl Subject {
     pub fn name(&self) -> String {
         format!("{}/{}", self.facts.pod.namespace, self.facts.pod.name)
     }
+}
+
+/// A rule format, and where it comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PlannedFormat {
+    /// The format.
+    #[serde(serialize_with = "by_name")]
+    pub format: RuleFormat,
+    /// Where it comes from.
+    pub source: String,
+}
+
+fn by_name<S: Serializer>(format: &RuleFormat, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(format.name())
+}
+
+/// Returns the rule format of a new pod's redirection.
+#[must_use]
+pub fn planned_format(subject: &Subject) -> PlannedFormat {
+    let of_attachments = subject.networks.iter().flat_map(|preview| &preview.evaluated).map(|one| &one.conf);
+    let all = || of_attachments.clone().chain([&subject.conf]);
+    let runs_executables = all().any(|conf| executables(&conf.chain).next().is_some());
+    let (format, source) = match (all().find_map(|conf| conf.rule_format), subject.conf.auto_format) {
+        (Some(format), _) => (format, "set by dialect"),
+        (None, _) if subject.facts.pod.has_own_users => {
+            (RuleFormat::Nftables, "because the pod has its own user namespace (hostUsers: false)")
+        }
+        (None, _) if runs_executables => (RuleFormat::Iptables, "because the chain runs executables"),
+        (None, Some(format)) => (format, "set by auto_dialect of the node"),
+        (None, None) => (RuleFormat::default(), "the default"),
+    };
+    let is_tried = subject.origin.source != ConfigurationSource::Node && all().all(|conf| conf.rule_format.is_none());
+    let condition = if is_tried { ", if the kernel has it" } else { "" };
+    PlannedFormat { format, source: format!("{source}{condition}") }
 }
 
 #[cfg(test)]

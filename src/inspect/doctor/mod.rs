@@ -11,7 +11,6 @@ mod containers;
 mod credentials;
 mod logs;
 mod node;
-mod own_list;
 mod pod;
 mod probe;
 mod report;
@@ -32,7 +31,6 @@ use configuration::Configured;
 use containers::CheckedPod;
 use pod::Attachment;
 use report::Results;
-use rules::PodNetns;
 use std::path::PathBuf;
 
 /// What the checks of the node have found, for those that follow.
@@ -48,7 +46,7 @@ pub fn examine(target: &CheckTarget) -> Checklist {
     let mut results = Results::default();
     let node = check_node(target, &mut results);
     let pod = target.pod.as_ref().map(|pod| check_pod(target, pod, &node, &mut results));
-    let all: Vec<&NetConf> = node.configurations.iter().map(|configured| &configured.conf).collect();
+    let all: Vec<&NetConf> = node.configurations.iter().map(|configured| &configured.applied.conf).collect();
     containers::examine(target, (&all, foremost(&node.configurations)), pod.as_ref(), &mut results);
     let needless = || {
         let (api, name) = (api(target, node.kubeconfig.as_ref(), &results).ok()?, target.node_name.as_deref()?);
@@ -68,9 +66,9 @@ pub fn examine(target: &CheckTarget) -> Checklist {
 fn check_node(target: &CheckTarget, results: &mut Results) -> CheckedNode {
     let configurations = configuration::examine(target, results);
     let conf = foremost(&configurations);
-    let kinds = configurations.iter().map(|configured| configured.conf.kind.clone()).collect();
-    own_list::examine(target, results);
-    own_list::examine_multus_chain(target, results);
+    let kinds = configurations.iter().map(|configured| configured.applied.conf.kind.clone()).collect();
+    configuration::examine_own_lists(target, results);
+    configuration::examine_multus_chain(target, results);
     configuration::examine_node_configuration(target, results);
     node::examine_program(target, &kinds, results);
     let kubeconfig = credentials::examine_kubeconfig(target, conf, results);
@@ -107,11 +105,7 @@ pub(super) fn node_setup(target: &CheckTarget) -> NodeSetup {
 }
 
 fn applied(found: &[Configured]) -> Vec<AppliedConf> {
-    let applied = |configured: &Configured| AppliedConf {
-        as_attachment: configured.as_attachment,
-        ..AppliedConf::from(configured.conf.clone())
-    };
-    found.iter().map(applied).collect()
+    found.iter().map(|configured| configured.applied.clone()).collect()
 }
 
 fn store(target: &CheckTarget) -> Store {
@@ -121,10 +115,15 @@ fn store(target: &CheckTarget) -> Store {
 /// Returns the configuration that stands for the node: the first one that redirects, or else the first.
 fn foremost(configurations: &[Configured]) -> Option<&NetConf> {
     let redirects = |configured: &&Configured| {
-        configured.conf.chain.iter().any(|block| block.keys.get("type").is_some_and(|kind| kind == "istio-redirect"))
+        configured
+            .applied
+            .conf
+            .chain
+            .iter()
+            .any(|block| block.keys.get("type").is_some_and(|kind| kind == "istio-redirect"))
     };
     let first = configurations.iter().find(redirects).or(configurations.first());
-    first.map(|configured| &configured.conf)
+    first.map(|configured| &configured.applied.conf)
 }
 
 /// Checks the path from the pod's annotation to the decision, its network namespace, and the logs.
@@ -149,11 +148,12 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, node: &CheckedNode, results: &m
     attachment.add(results);
 
     let api = api.as_ref().ok();
-    let pod_netns = PodNetns::of(target, pod, facts.as_ref());
-    let found = pod_netns.found();
+    let known = facts.as_ref().map(|facts| &facts.pod);
+    let place = rules::find(target, pod, known);
+    let found = place.as_ref().ok().and_then(Option::as_ref);
     // Events come first: they explain why a pod that never started has no network namespace.
     logs::events(api, pod, found.is_some(), results);
-    pod_netns.examine(target, conf.as_ref(), results);
+    rules::examine_place(&place, known, (target, conf.as_ref()), results);
     let live = rules::examine(found, &store(target), explained.as_ref().map(|explained| &explained.policy), results);
     let policy = live.as_ref().and_then(|(live, _)| live.desired.as_ref()).map(|asked| &asked.policy);
     rules::examine_default_route(found, policy, results);
