@@ -1,7 +1,7 @@
 //! The agent's answers to the plugin, with a real API server.
 
 use crate::control_plane::ControlPlane;
-use crate::node::{Node, SETTLED, meshed_pod, on_a_node};
+use crate::node::{SETTLED, meshed_pod, on_a_node};
 use crate::shipped::{self, NAMESPACE, apply, cluster};
 use detour_cni::cluster::{Api, DefinitionQuery, Lookup, ObjectRef};
 use serde_json::json;
