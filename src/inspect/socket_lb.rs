@@ -2,8 +2,8 @@
 //! or sends, before netfilter sees a packet. Their products pin the links of the programs in the BPF file system.
 
 use crate::host_path::{HostPath, HostRoot};
+use crate::trusted_file::names_in;
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -62,7 +62,7 @@ pub fn products(root: &Path) -> Result<BTreeSet<Product>, String> {
     let places = reached.into_iter().chain([of_first_process]);
     let mut why = format!("{BPF} is not visible");
     for place in places {
-        match names(&place) {
+        match names_in(&place) {
             Ok(_) => return Ok(PINS.into_iter().filter(|pins| has_pins(&place, *pins)).map(|(it, ..)| it).collect()),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => why = format!("can't read {BPF}: {error}"),
@@ -73,17 +73,14 @@ pub fn products(root: &Path) -> Result<BTreeSet<Product>, String> {
 
 fn has_pins(place: &Path, (_, directory, prefixes): (Product, &str, &[&str])) -> bool {
     let is_pin = |name: &String| prefixes.iter().any(|prefix| name.starts_with(prefix));
-    names(&place.join(directory)).is_ok_and(|names| names.iter().any(is_pin))
-}
-
-fn names(directory: &Path) -> std::io::Result<Vec<String>> {
-    fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned())).collect()
+    names_in(&place.join(directory)).is_ok_and(|names| names.iter().any(is_pin))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::scratch::Directory;
+    use std::fs;
 
     #[test]
     fn pinned_links_name_their_product() {
