@@ -2,15 +2,15 @@
 //! sidecar.
 
 use super::cluster::own_kubeconfig;
-use super::install::{GivenKeys, InstallOptions, PROGRAM_FILE, agent_namespace, program_digest};
+use super::install::{GivenKeys, InstallOptions, agent_namespace, program_digest};
 use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{DesiredState, Digest, HostPath, NodeFiles, token_in};
 use detour_cni::agent::{
-    ContainerSettings, DaemonSet, DesiredInstallation, Installation, Job, Metrics, OnExit, PluginToken, PodSettings,
-    RepairMode, Services, run, run_tasks,
+    DaemonSet, DesiredInstallation, Installation, Job, Metrics, OnExit, PluginToken, PodSettings, RepairMode, Services,
+    run, run_tasks,
 };
 use detour_cni::cluster::{Api, ObjectRef};
 use detour_cni::cni::LogLevel;
@@ -40,7 +40,7 @@ would reject a new file, the last valid one stays in use; /readyz, the log and t
 detour_configuration_rejected report it. A node has one installation: the agent of another DaemonSet
 (--daemon-set) changes nothing there.
 
-With a node name, the agent watches the node's pods and answers the plugin's requests at --socket.
+With a node name, the agent watches the node's pods and answers the plugin's requests.
 It repairs pods that have a sidecar but bypass it (--repair), and repeats the ADD of a running pod
 when its annotations or the configuration change (--live-policy). With --nri-socket, containers that
 container-exclude names bypass the sidecar from their first instruction until they exit. Each change
@@ -55,6 +55,9 @@ of --config or --kubeconfig does not end the agent: /readyz and the log report i
 
 /// Limit for the kubeconfig that the agent wrote, which has a few KiB.
 const MAX_KUBECONFIG: u64 = 1 << 20;
+
+/// The socket on the node at which the plugin reaches the agent.
+const SOCKET: &str = "/run/detour/agent.sock";
 
 /// Keep the plugin installed on a node, serve pod facts to it, and repair pods that bypass the sidecar
 #[derive(Debug, Args)]
@@ -77,9 +80,6 @@ pub(super) struct AgentArguments {
     /// Name of the Node object; without it, the agent watches no pods [default: $NODE_NAME]
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
-    /// Socket on the node at which the plugin reaches the agent; if empty, the agent does not serve the plugin
-    #[arg(long, value_name = "PATH", default_value = "/run/detour/agent.sock", value_parser = parse_socket)]
-    socket: OptionalPath,
     /// Key of the NoSchedule taint that the agent sets on the node while the plugin is not ready [default: no taint]
     #[arg(long, value_name = "KEY", value_parser = parse_taint)]
     taint: Option<String>,
@@ -92,14 +92,6 @@ pub(super) struct AgentArguments {
     /// How to repair a pod that started before the plugin was ready, or that lost its rules
     #[arg(long, value_name = "MODE", default_value = "repair")]
     repair: RepairMode,
-}
-
-/// A path on the node, `None` for an empty argument. clap omits an argument of type `Option` instead.
-type OptionalPath = Option<HostPath>;
-
-/// Parses a path on the node; `None` for an empty argument.
-fn parse_socket(text: &str) -> Result<Option<HostPath>, String> {
-    if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
 }
 
 /// Parses a taint key as the API server does (apimachinery, `IsQualifiedName`), except for the limits of the prefix.
@@ -143,13 +135,13 @@ impl AgentArguments {
             plugin_token,
             socket: services.as_ref().and_then(|services| services.socket.clone()),
             accepted: RefCell::default(),
+            expired: RefCell::default(),
             warned: RefCell::default(),
         };
         let job = Job {
             installation: Installation {
                 node,
                 desired: Box::new(move || desired.current()),
-                program: PROGRAM_FILE.into(),
                 sources: self.install.source_directories(),
                 owner: as_usage(self.owner())?,
             },
@@ -159,7 +151,6 @@ impl AgentArguments {
             metrics,
             services,
             account: self.account(&shared, "Events of pods").ok(),
-            containers: self.nri_socket.clone().map(|nri_socket| ContainerSettings { nri_socket }),
             own_pod: self.own_pod(),
         };
         run(job).await.map_err(|why| anyhow!(why))
@@ -211,18 +202,21 @@ impl AgentArguments {
 
     fn services(&self, shared: &OnceCell<Api>) -> Option<Services> {
         let node_name = self.node_name();
-        if let (None, Some(taint)) = (&node_name, &self.taint) {
-            tracing::warn!("--taint {taint}: the agent sets no taint: unknown node name; add --node-name NAME");
+        for (flag, is_given) in [("--taint", self.taint.is_some()), ("--nri-socket", self.nri_socket.is_some())] {
+            if is_given && node_name.is_none() {
+                tracing::warn!("{flag} has no effect: unknown node name; add --node-name NAME");
+            }
         }
         let node_name = node_name?;
         let account = self.account(shared, "pods are not watched").inspect_err(|why| tracing::warn!("{why}"));
         Some(Services {
             node_name,
-            socket: self.socket.clone(),
+            socket: HostPath::new(SOCKET),
             account: account.ok()?,
             // Only a primary plugin asks for definitions.
             definitions: self.install.may_be_primary(),
             pods: PodSettings { repair: self.repair, live_policy: self.live_policy },
+            nri_socket: self.nri_socket.clone(),
             taint: self.taint.clone(),
         })
     }
@@ -239,6 +233,8 @@ struct DesiredSource {
     socket: Option<HostPath>,
     /// The last valid configuration.
     accepted: RefCell<Option<GivenKeys>>,
+    /// What the plugin lacks if its token has expired.
+    expired: RefCell<Option<String>>,
     /// The warnings of the last evaluation.
     warned: RefCell<Vec<String>>,
 }
@@ -270,8 +266,7 @@ impl DesiredSource {
         let token = Some(token).filter(|_| !self.without_token);
         let warn = |warnings| self.log_new(warnings);
         let desired = self.install.desired(&self.node, &self.program, given, token, self.socket.as_ref(), &warn)?;
-        let expired = self.plugin_token.as_ref().and_then(PluginToken::expired);
-        Ok(DesiredState { expired, ..desired })
+        Ok(DesiredState { expired: self.expired.take(), ..desired })
     }
 
     /// Returns the token for the plugin's kubeconfig.
@@ -281,7 +276,9 @@ impl DesiredSource {
             let reached = self.node.reach(&own_kubeconfig()).ok()?;
             token_in(&String::from_utf8(read_trusted(&reached, MAX_KUBECONFIG).ok()?).ok()?)
         };
-        token.current(installed).map_err(|why| anyhow!(why))
+        let (token, expired) = token.current(installed).map_err(|why| anyhow!(why))?;
+        self.expired.replace(expired);
+        Ok(token)
     }
 
     /// Logs each warning once, although the configuration is evaluated again and again.
