@@ -1,7 +1,8 @@
 //! ADD of an attachment: evaluates the desired policy and applies it.
 
-use super::evaluation::desired_policy;
+use super::evaluation::desired_policies;
 use super::inputs::AddInputs;
+use super::lazy_pod::LazyPod;
 use super::netns_state::{FormatPreference, check_rules};
 use super::open_netns;
 use super::reconcile::{Committed, Operation, reconcile};
@@ -11,21 +12,19 @@ use crate::policy::Policy;
 use crate::state::{Attachment, ROOT, Store};
 use crate::sub_plugins;
 use serde_json::Value;
-use tracing::Level;
 
 /// Applies the policy of the attachment. Returns the previous result.
 ///
 /// # Errors
 /// Invalid configuration, missing facts, or the rules can't be applied. The call leaves nothing behind.
-pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
+pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Value, Error> {
     let result = result::passed_through(conf)?;
-    let desired = desired_policy(request, conf)?;
-    desired.ignored.iter().for_each(|ignored| tracing::warn!("{ignored}"));
-    let exclusions = tracing::enabled!(Level::INFO).then(|| desired.policy.exclusion_count());
-    let inputs = AddInputs::new(request, conf, [(None, conf, desired.with)]);
-    apply(request, conf, desired.policy, inputs)?;
-    tracing::info!(exclusions, "{}", desired.why);
-    Ok(Some(result))
+    let (mut policies, inputs) = desired_policies(request, &LazyPod::new(request, conf), [(None, conf)])?;
+    let policy = policies.pop().map(|(_, policy)| policy).unwrap_or_default();
+    let has_executables = sub_plugins::executables(&conf.chain).next().is_some();
+    let format = FormatPreference::new(conf.rule_format, conf, has_executables);
+    apply(request, conf, policy, format, inputs)?;
+    Ok(result)
 }
 
 /// Applies a policy and saves it with the inputs that live policy needs. An empty policy enters the network namespace
@@ -38,6 +37,7 @@ pub(super) fn apply(
     request: &Request,
     conf: &NetConf,
     policy: Policy,
+    format: FormatPreference,
     mut inputs: Option<AddInputs<'_>>,
 ) -> Result<(), Error> {
     let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
@@ -72,12 +72,9 @@ pub(super) fn apply(
         }
     }
     let inputs = inputs.as_ref().and_then(AddInputs::to_saved);
-    let executables: Vec<&str> = sub_plugins::executables(&conf.chain).map(|(kind, _)| kind).collect();
-    // Executables that exclude traffic insert rules into the tables of iptables.
-    let auto = conf.auto_format.filter(|_| executables.is_empty());
-    let format = FormatPreference { requested: conf.rule_format, auto };
     let netns = open_netns::of_request(request)?;
     let committed = reconcile(&store, &attachment, &netns, &Operation::Add(policy, format, inputs))?;
+    let executables: Vec<&str> = sub_plugins::executables(&conf.chain).map(|(kind, _)| kind).collect();
     let is_native = |it: Committed| it.rule_format == RuleFormat::Nftables && it.policy.redirect().is_some();
     if !executables.is_empty() && committed.is_some_and(is_native) {
         tracing::warn!(

@@ -107,24 +107,17 @@ impl<'a> AddInputs<'a> {
     /// applies to it.
     pub(super) fn new(
         request: &Request,
-        conf: &NetConf,
-        evaluated: impl IntoIterator<Item = (Option<&'a str>, &'a NetConf, EvaluatedWith)>,
+        evaluated: Vec<(Option<&'a str>, &'a NetConf, EvaluatedWith)>,
     ) -> Option<Self> {
         let pod = request.args.pod.clone()?;
-        let (mut configurations, mut without_facts, mut may_change) = (Vec::new(), false, false);
-        for (network, conf, with) in evaluated {
-            may_change |= with != EvaluatedWith::FinalFacts;
-            without_facts |= with == EvaluatedWith::NoSource;
-            if with == EvaluatedWith::Nothing {
-                continue;
-            }
-            configurations.push(EvaluatedConfiguration::new(network, conf));
-        }
-        may_change.then(|| Self {
+        // A pod has one call, so all configurations have the same resolvers.
+        let (_, conf, _) = *evaluated.iter().find(|(_, _, with)| *with != EvaluatedWith::FinalFacts)?;
+        let applied = evaluated.iter().filter(|(_, _, with)| *with != EvaluatedWith::Nothing);
+        Some(Self {
             pod,
             netns: None,
-            evaluated: configurations,
-            without_facts,
+            without_facts: evaluated.iter().any(|(_, _, with)| *with == EvaluatedWith::NoSource),
+            evaluated: applied.map(|(network, conf, _)| EvaluatedConfiguration::new(*network, conf)).collect(),
             runtime_nameservers: conf.runtime_nameservers(),
             previous_nameservers: conf.prev_result_nameservers(),
         })
@@ -163,41 +156,43 @@ impl<'a> AddInputs<'a> {
         }
         let groups = OnceCell::new();
         let group_id = |name: &str| groups.get_or_init(|| host_groups(node.group_file)).get(name).copied();
-        let run = |blocks: &[Block], args: &Map<String, Value>, bounds: &Bounds, cluster_dns: &[IpAddr]| {
-            if !sub_plugins::wants(blocks).pod {
-                return Ok(RepeatedOutput::default());
-            }
-            let facts = (!self.without_facts).then_some(facts);
-            let resolvers =
-                Resolvers { runtime: &self.runtime_nameservers, cluster_dns, previous: &self.previous_nameservers };
-            let input = ChainInput { facts, args, bounds: node.bounds(bounds), resolvers, group_id: &group_id };
-            let started = StartedWith {
-                redirection: recorded.redirect().is_some(),
-                guard: matches!(recorded.guard, Some(Guard::Sidecar(_))),
-                ambient_guard: matches!(recorded.guard, Some(Guard::Ambient(_))),
-            };
-            sub_plugins::run_again(blocks, &input, started, with_requests)
-        };
         let first = self.evaluated.first();
-        if let Some(conf) = node.installed.filter(|_| first.is_none_or(|first| first.network.is_none())) {
-            if skip_reason(conf, &self.pod).is_some() {
-                return Ok(RepeatedOutput::default());
-            }
+        let installed = node.installed.filter(|_| first.is_none_or(|first| first.network.is_none()));
+        let replaced = installed.map(|conf| {
             let args = first.map(|first| first.args.clone()).unwrap_or_default();
-            let cluster_dns = match (conf.kubernetes.cluster_dns.as_slice(), first) {
-                ([], Some(first)) => &first.cluster_dns,
-                (_, _) => &conf.kubernetes.cluster_dns,
-            };
-            return run(&conf.chain, &args, &conf.bounds, cluster_dns);
+            let mut replaced = EvaluatedConfiguration { args, ..EvaluatedConfiguration::new(None, conf) };
+            if let Some(first) = first.filter(|_| replaced.cluster_dns.is_empty()) {
+                replaced.cluster_dns.clone_from(&first.cluster_dns);
+            }
+            replaced
+        });
+        if installed.is_some_and(|conf| skip_reason(conf, &self.pod).is_some()) {
+            return Ok(RepeatedOutput::default());
         }
+        let started = StartedWith {
+            redirection: recorded.redirect().is_some(),
+            guard: matches!(recorded.guard, Some(Guard::Sidecar(_))),
+            ambient_guard: matches!(recorded.guard, Some(Guard::Ambient(_))),
+        };
         let mut united = RepeatedOutput::default();
-        for one in &self.evaluated {
+        for one in replaced.as_ref().map_or(self.evaluated.as_slice(), std::slice::from_ref) {
             let named = |error: Error| match &one.network {
                 Some(network) => error.of_network(network),
                 None => error,
             };
-            let blocks = node.pinned(one.blocks(), one.network.is_some());
-            let output = run(&blocks, &one.args, &one.bounds, &one.cluster_dns).map_err(named)?;
+            let blocks = if replaced.is_some() { one.blocks() } else { node.pinned(one.blocks(), one.network.is_some()) };
+            if !sub_plugins::wants(&blocks).pod {
+                continue;
+            }
+            let facts = (!self.without_facts).then_some(facts);
+            let resolvers = Resolvers {
+                runtime: &self.runtime_nameservers,
+                cluster_dns: &one.cluster_dns,
+                previous: &self.previous_nameservers,
+            };
+            let bounds = node.bounds(&one.bounds);
+            let input = ChainInput { facts, args: &one.args, bounds, resolvers, group_id: &group_id };
+            let output = sub_plugins::run_again(&blocks, &input, started, with_requests).map_err(named)?;
             united.policy = Policy::union_of([&united.policy, &output.policy]);
             united.unguarded |= output.unguarded;
             united.absent.extend(output.absent.into_iter().map(named));

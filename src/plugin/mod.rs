@@ -3,16 +3,18 @@
 pub use record::FormatCounts;
 
 use crate::cni::version::{NEWEST, SUPPORTED};
-use crate::cni::{CniCommand, Code, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};
+use crate::cni::{Block, CniCommand, Code, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};
 use crate::logging::{EventCollector, Lines};
 use crate::printable::Text;
 use crate::streams::Stdout;
-use crate::{delegate, logging};
-use executables::ChainExecutables;
+use crate::{delegate, logging, sub_plugins};
+use delegate::{Call, Executables, NetworkConfiguration};
+use record::attachment;
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::panic::PanicHookInfo;
+use std::path::PathBuf;
 use std::time::Instant;
 use std::{panic, process};
 pub use validate::{TargetNode, validate};
@@ -21,9 +23,9 @@ mod add;
 mod check;
 mod del;
 pub mod evaluation;
-mod executables;
 mod failure;
 mod inputs;
+mod lazy_pod;
 pub mod netns_state;
 pub mod node;
 mod open_netns;
@@ -142,26 +144,60 @@ fn require_previous_result(conf: &NetConf) -> Result<(), Error> {
     result::passed_through(conf).map(drop)
 }
 
-/// Runs the command in this process and then for the executables in the chain; for DEL in reverse order.
+/// Runs the command in this process and then for the executables in the chain, which run for every pod; for DEL and a
+/// failed ADD in reverse order.
 fn run_attachment(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
-    let executables = ChainExecutables::new(request, conf);
+    let (executables, mut call) = (executables(conf), Call::forward(request, conf));
     match request.command {
         CniCommand::Add => {
-            executables.find()?;
+            executables.find(&Executables, &call)?;
             let result = add::run(request, conf)?;
-            executables.add(conf, result).inspect_err(|_| {
+            let previous = conf.prev_result.is_some().then(|| result.clone());
+            let added = executables.add(&Executables, &call, previous).inspect_err(|_| {
                 if let Err(error) = del::run(request, conf) {
                     tracing::warn!("can't undo the failed ADD: {error}");
                 }
-            })
+            });
+            Ok(Some(added?.unwrap_or(result)))
         }
-        CniCommand::Check => check::run(request, conf).and_then(|()| executables.check(conf)).map(|()| None),
-        CniCommand::Del => Error::all([executables.del(conf), del::run(request, conf)]).map(|()| None),
-        CniCommand::Gc => Error::all([del::run_gc(conf), executables.gc(conf)]).map(|()| None),
+        CniCommand::Check => {
+            check::run(request, conf)?;
+            executables.check(&Executables, &call, conf.prev_result.as_ref()).map(|()| None)
+        }
+        CniCommand::Del => {
+            // Executables get no network namespace if that is another pod's by now.
+            if !executables.plugins.is_empty() && del::is_late(&attachment(request, &conf.name), &call.netns) {
+                call.netns = PathBuf::new();
+            }
+            let deleted = executables.del(&Executables, &call, conf.prev_result.as_ref());
+            Error::all([deleted, del::run(request, conf)]).map(|()| None)
+        }
+        CniCommand::Gc => {
+            let valid = conf.valid_attachments.as_deref();
+            Error::all([del::run_gc(conf), executables.gc(&Executables, &call, valid)]).map(|()| None)
+        }
         CniCommand::Status => {
             status::check_availability(conf)?;
-            executables.status().map(|()| None)
+            let found = executables.find(&Executables, &call);
+            let available = found.and_then(|()| executables.status(&Executables, &call));
+            available.map(|()| None).map_err(|error| Error { code: Code::NotAvailable, ..error })
         }
+    }
+}
+
+/// Returns the executables in the chain of `conf` as a network.
+fn executables(conf: &NetConf) -> NetworkConfiguration {
+    let plugins: Vec<Block> = sub_plugins::executables(&conf.chain).map(|(_, block)| block.clone()).collect();
+    if plugins.is_empty() {
+        return NetworkConfiguration::default();
+    }
+    NetworkConfiguration {
+        name: conf.name.clone(),
+        cni_version: conf.cni_version.clone(),
+        plugins,
+        runtime_config: conf.runtime_config.clone(),
+        args: conf.args.clone(),
+        ..NetworkConfiguration::default()
     }
 }
 

@@ -3,7 +3,7 @@
 //! in its rule format, or another tool's.
 
 use super::record::{SandboxRecord, SandboxRecords, fixtures, writes_ip6};
-use crate::cni::{Code, Error, LIST_ITEMS, at_most};
+use crate::cni::{Code, Error, LIST_ITEMS, NetConf, at_most};
 use crate::firewall::rule::Family;
 use crate::firewall::{ForeignRedirection, LiveRuleset, MAX_RULES, RuleFormat, Ruleset, legacy_tables, max_rules};
 use crate::netns::{self, Fixtures, NetNs, Routing};
@@ -73,6 +73,14 @@ pub(super) struct FormatPreference {
     pub(super) requested: Option<RuleFormat>,
     /// The one that `auto` tries first; `None` for the default.
     pub(super) auto: Option<RuleFormat>,
+}
+
+impl FormatPreference {
+    /// Returns the preference of a configuration that sets `requested`. Executables that exclude traffic insert rules into
+    /// the tables of iptables.
+    pub(super) fn new(requested: Option<RuleFormat>, conf: &NetConf, has_executables: bool) -> Self {
+        Self { requested, auto: conf.auto_format.filter(|_| !has_executables) }
+    }
 }
 
 /// Chooses the format of a redirection. A pod never has redirections of detour in both formats, so the one `in_use` (in the

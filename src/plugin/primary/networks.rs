@@ -2,10 +2,10 @@
 //! write network definitions, so keys that belong to the node's administrator are replaced in them.
 
 use super::PrimaryCall;
-use super::lazy_pod::LazyPod;
 use crate::cluster::{Cluster, DefinitionQuery, Definitions, Lookup, Reports};
 use crate::cni::{Code, Error, NetConf, NodeConf, PROGRAM, Primary};
 use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration, auxiliary_chain, beside, resolve};
+use crate::plugin::lazy_pod::LazyPod;
 use crate::pod::Pod;
 use crate::wait;
 use std::cell::OnceCell;
