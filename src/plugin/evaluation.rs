@@ -41,9 +41,7 @@ pub(super) enum EvaluatedWith {
     Nothing,
     /// None: the configuration names no source of facts.
     NoSource,
-    /// None: no source of facts answered.
-    MissingFacts,
-    /// The facts of the pod.
+    /// The facts of the pod; none yet if no source of facts answered.
     Facts,
     /// The facts of a pod that no configuration can affect while it runs: it has no sidecar, and the sub-plugins do
     /// nothing for a pod that a label enrolls in the ambient mesh later.
@@ -70,7 +68,7 @@ impl DesiredPolicy {
 
     /// Returns the policy of a pod that starts although no source of facts answered.
     fn missing_facts(why: String) -> Self {
-        Self { why, with: EvaluatedWith::MissingFacts, ..Self::default() }
+        Self { why, with: EvaluatedWith::Facts, ..Self::default() }
     }
 }
 

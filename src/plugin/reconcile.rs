@@ -7,8 +7,7 @@
 use super::failure::{Failure, is_owned, is_unsupported, refused};
 use super::inputs::SavedInputs;
 use super::netns_state::{
-    FormatPreference, beside, check_rules, choose_format, exclude_secondary_networks, ruleset, unrecorded_fixtures,
-    warn_of_legacy,
+    FormatPreference, beside, check_rules, choose_format, exclude_secondary_networks, ruleset, warn_of_legacy,
 };
 use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecords, fixtures, since_boot};
 use crate::cgroup;
@@ -73,9 +72,6 @@ pub(super) fn reconcile(
     };
     netns.enter_to(lock_mode, timeout, || {
         let reconciler = Reconciler { store, attachment, netns, operation };
-        if matches!(operation, Operation::Repeat(_)) {
-            reconciler.complete_interrupted()?;
-        }
         match reconciler.run() {
             Err(error) if reconciler.removes() && error.code == Code::ForeignRules => {
                 reconciler.abandon(&error).map(|()| None)
@@ -140,20 +136,6 @@ impl Reconciler<'_> {
 
     const fn adds(&self) -> bool {
         matches!(self.operation, Operation::Add(..))
-    }
-
-    /// Completes a change whose call was killed. A record can describe only one unfinished change, so another change must
-    /// not begin before.
-    fn complete_interrupted(&self) -> Result<(), Error> {
-        let records = self.read()?.records.attachments;
-        if records.iter().any(|(_, record)| record.previous_policy.is_some()) {
-            let recorded = records.into_iter().map(|(attachment, record)| (attachment, record.policy));
-            let operation = &Operation::Repeat(recorded.collect());
-            if let Err(error) = (Reconciler { operation, ..*self }).run() {
-                tracing::warn!("can't complete an interrupted change: {}: {error}", self.attachment);
-            }
-        }
-        Ok(())
     }
 
     fn run(&self) -> Result<Option<Committed>, Error> {
@@ -287,7 +269,6 @@ impl Reconciler<'_> {
         if saved.attachments.is_empty() && !live.native.is_empty() {
             // The fixtures of rules without saved state were added together with them.
             sandbox.fixtures.extend(&needed);
-            sandbox.fixtures.extend(&unrecorded_fixtures(live)?);
         }
         let may_use_nftables = !force_nftables && preference.requested.is_none() && in_use.is_none();
         Ok(Plan { records, policy, rule_format, may_use_nftables, known_rules, desired, needed, missing })
@@ -307,7 +288,7 @@ impl Reconciler<'_> {
             let mut record = own.cloned().unwrap_or_default();
             let policy = self.adapted(policy, own, foreign)?;
             if record.policy != policy {
-                record.previous_policy = own.map(|own| own.previous_policy.as_ref().unwrap_or(&own.policy).clone());
+                record.previous_policy = own.map(AttachmentRecord::known_policy);
                 record.policy = policy;
             }
             // The path is updated with the network namespace only: the agent's path differs from the runtime's.

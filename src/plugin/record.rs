@@ -83,6 +83,15 @@ impl AttachmentRecord {
         Some(record)
     }
 
+    /// Returns the policy whose redirection may be in the kernel. After a call that was killed, it is that of both
+    /// policies; if they contradict each other, the one before.
+    pub(super) fn known_policy(&self) -> Policy {
+        match &self.previous_policy {
+            Some(previous) => previous.union(&self.policy).unwrap_or_else(|_| previous.clone()),
+            None => self.policy.clone(),
+        }
+    }
+
     /// Adds what 0.2.0 saved in the record of each attachment. `is_recorded`: whether the pod sandbox has a record.
     fn add_shared_to(&self, sandbox: &mut SandboxRecord, is_recorded: bool) {
         sandbox.ip6 |= self.ip6;

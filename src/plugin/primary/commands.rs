@@ -7,7 +7,7 @@ use super::networks::check_ready;
 use super::plan::{AddPlan, NetworkRunner, runner};
 use super::pod_policy::InProcessAttachment;
 use super::saved_state::SavedState;
-use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, ValidAttachment};
+use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, Request, ValidAttachment};
 use crate::delegate::{Call, Executables, NetworkConfiguration};
 use crate::networks::{PodNetwork, PodNetworks};
 use crate::plugin::{check, del, status};
@@ -146,24 +146,17 @@ fn remove_stale(call: &PrimaryCall<'_>, attachment: &Attachment) -> Result<(), E
         }
         other => other?,
     };
-    let removed = match saved {
-        Some(saved) => {
-            let delegate_call = Call {
-                command: CniCommand::Del,
-                container_id: attachment.container_id.clone(),
-                netns: saved.netns(&attachment.container_id).unwrap_or_default(),
-                ..call.delegate_call()
-            };
-            // The GC of rules removes the rules: their state has their namespace.
-            saved.del(&delegate_call, || Ok(()))
-        }
-        None => Ok(()),
+    let Some(saved) = saved else { return store.remove(attachment) };
+    let request = Request {
+        command: CniCommand::Del,
+        container_id: attachment.container_id.clone(),
+        ifname: attachment.ifname.clone(),
+        netns: saved.netns(&attachment.container_id),
+        ..call.request.clone()
     };
-    if removed.is_ok() || !call.primary.retry_delete_on_error {
-        store.remove(attachment)?;
-        tracing::info!("removed the stale {attachment}");
-    }
-    removed
+    del(&PrimaryCall { request: &request, ..*call })?;
+    tracing::info!("removed the stale {attachment}");
+    Ok(())
 }
 
 /// STATUS: checks that an ADD would succeed now, with the networks that all pods have in common. It does not wait for
