@@ -8,7 +8,7 @@ use super::open_netns;
 use super::reconcile::{Committed, Operation, reconcile};
 use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecord, attachment, since_boot};
 use crate::cni::{Error, NetConf, Request, RuleFormat, at_most, result};
-use crate::policy::Policy;
+use crate::policy::{Interception, Policy};
 use crate::state::{Attachment, ROOT, Store};
 use crate::sub_plugins;
 use serde_json::Value;
@@ -38,38 +38,23 @@ pub(super) fn apply(
     conf: &NetConf,
     policy: Policy,
     format: FormatPreference,
-    mut inputs: Option<AddInputs<'_>>,
+    inputs: Option<AddInputs<'_>>,
 ) -> Result<(), Error> {
     let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
     let attachments = store.attachments_of(&attachment.container_id)?;
     let count = attachments.len() + usize::from(!attachments.contains(&attachment));
     at_most(MAX_ATTACHMENTS, "attachments", format_args!("pod {}: {attachment}", request.about), count)?;
     check_rules(&policy, format_args!("pod {}", request.about))?;
-    if policy.is_empty() && !may_have_rules(&store, &attachments)? {
+    // A policy that forbids all rules counts for an attachment that is added at the same time.
+    if policy.is_empty() && policy.interception == Interception::Unset && !may_have_rules(&store, &attachments)? {
         let netns = open_netns::identified(request)?;
-        if let Some(inputs) = &mut inputs {
-            inputs.netns.clone_from(&netns);
+        if let Some(netns) = &netns {
+            SandboxRecord::claim(&store, &attachment.container_id, netns)?;
         }
-        let record = AttachmentRecord {
-            policy: policy.clone(),
-            inputs: inputs.as_ref().and_then(AddInputs::to_saved),
-            added_since_boot: since_boot(),
-            ..AttachmentRecord::default()
-        };
-        store.write(&attachment, &record)?;
-        let claimed = netns.map_or(Ok(()), |netns| SandboxRecord::claim(&store, &attachment.container_id, &netns));
-        // A concurrent ADD may not have seen this record, whose policy may forbid all rules.
-        let others = claimed.and_then(|()| store.attachments_of(&attachment.container_id));
-        let others = others.map(|all| all.into_iter().filter(|other| *other != attachment).collect::<Vec<_>>());
-        match others.and_then(|others| may_have_rules(&store, &others)) {
-            Ok(false) => return Ok(()),
-            Ok(true) => {}
-            Err(error) => {
-                let undone = store.remove(&attachment);
-                undone.unwrap_or_else(|error| tracing::warn!("can't undo the failed ADD: {attachment}: {error}"));
-                return Err(error);
-            }
-        }
+        let inputs = inputs.and_then(|inputs| inputs.in_netns(netns).to_saved());
+        let record =
+            AttachmentRecord { policy, inputs, added_since_boot: since_boot(), ..AttachmentRecord::default() };
+        return store.write(&attachment, &record);
     }
     let inputs = inputs.as_ref().and_then(AddInputs::to_saved);
     let netns = open_netns::of_request(request)?;

@@ -123,6 +123,11 @@ impl<'a> AddInputs<'a> {
         })
     }
 
+    /// Returns the inputs of an ADD without rules in this network namespace.
+    pub(super) fn in_netns(self, netns: Option<(PathBuf, NetnsId)>) -> Self {
+        Self { netns, ..self }
+    }
+
     /// Reads the inputs in a record. Inputs of a newer version count as missing if this version can't read them.
     pub(super) fn read(saved: &SavedInputs) -> Option<AddInputs<'static>> {
         serde_json::from_str(saved.0.get()).ok()

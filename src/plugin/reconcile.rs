@@ -27,8 +27,6 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 const REPEAT_LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 /// The time limit for attempts if another process changes the rules concurrently: a process with CAP_NET_ADMIN in the pod can change rules without end.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum number of netlink socket failures, each of which leaves the outcome of a transaction unknown.
-const MAX_SOCKET_FAILURES: usize = 3;
 
 /// What a call changes in the desired state of the pod sandbox.
 #[derive(Debug, Clone)]
@@ -101,8 +99,8 @@ struct Started {
     has_intent: bool,
     /// The fixtures that were added to the network namespace, or may be.
     added: BTreeSet<Fixture>,
-    /// The generation of the rules before a transaction whose outcome is unknown.
-    unknown_since: Option<u32>,
+    /// Whether the outcome of a transaction is unknown.
+    is_unknown: bool,
 }
 
 /// The desired state of one attempt.
@@ -170,7 +168,7 @@ impl Reconciler<'_> {
 
     /// Retries until the rules are committed. `before` is the saved state before the first attempt.
     fn attempts(&self, before: &Saved, started: &mut Started) -> Result<Committed, Error> {
-        let (mut latest, mut force_nftables, mut socket_failures) = (None, false, 0);
+        let (mut latest, mut force_nftables) = (None, false);
         let committed = wait::until(RETRY_TIMEOUT, wait::AT_ONCE, || {
             match self.attempt(latest.as_ref().unwrap_or(before), force_nftables, started) {
                 Ok(committed) => return Ok(Some(committed)),
@@ -179,14 +177,7 @@ impl Reconciler<'_> {
                     tracing::info!("using the nftables rule format: {error}");
                     force_nftables = true;
                 }
-                Err(Failure::Retry(None)) => {}
-                Err(Failure::Retry(Some(error))) => {
-                    socket_failures += 1;
-                    if socket_failures == MAX_SOCKET_FAILURES {
-                        return Err(error);
-                    }
-                    tracing::warn!("reading the rules again: {error}");
-                }
+                Err(Failure::Retry) => {}
             }
             latest = Some(self.read()?);
             Ok(None)
@@ -201,10 +192,6 @@ impl Reconciler<'_> {
         let addresses = netns::own_families()?;
         let mut socket = NfSocket::open().map_err(|error| Failure::of(error, None))?;
         let live = LiveRuleset::read(&mut socket).map_err(|error| Failure::of(error, None))?;
-        // Every transaction increments the generation, so the unknown one did not take effect.
-        if started.unknown_since == Some(live.generation) {
-            started.unknown_since = None;
-        }
         let plan = self.plan(saved, &live, addresses, force_nftables)?;
         started.has_intent = true;
         started.added.extend(&plan.missing);
@@ -349,7 +336,7 @@ impl Reconciler<'_> {
         }
         let now = self.store.attachments_of(&self.attachment.container_id)?;
         let is_new = |other: &Attachment| other != self.attachment && !saved.attachments.contains(other);
-        if now.iter().any(is_new) { Err(Failure::Retry(None)) } else { Ok(()) }
+        if now.iter().any(is_new) { Err(Failure::Retry) } else { Ok(()) }
     }
 
     /// Writes what the attachments share; their last DEL removes it.
@@ -394,9 +381,7 @@ impl Reconciler<'_> {
                 Err(Failure::OtherFormat(refused(&error, Some(&transaction))))
             }
             Err(error) => {
-                if matches!(error, NfError::Socket(_)) {
-                    started.unknown_since.get_or_insert(live.generation);
-                }
+                started.is_unknown = matches!(error, NfError::Socket(_));
                 Err(Failure::of(error, Some(&transaction)))
             }
         }
@@ -428,7 +413,7 @@ impl Reconciler<'_> {
     /// Reverts what a failed call began. If that fails, or if its rules may be in the kernel, the saved state remains:
     /// it describes what DEL has to remove.
     fn undo(&self, saved: &SandboxRecords, started: &Started) {
-        if !started.has_intent || started.unknown_since.is_some() {
+        if !started.has_intent || started.is_unknown {
             return;
         }
         let changed: Vec<&Attachment> = match self.operation {

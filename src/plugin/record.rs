@@ -2,7 +2,7 @@
 
 mod sandbox;
 
-use super::inputs::SavedInputs;
+use super::inputs::{AddInputs, SavedInputs};
 use crate::cni::{Code, Error, Request, at_most};
 use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, RuleFormat, Ruleset};
@@ -81,6 +81,12 @@ impl AttachmentRecord {
             record.previous_policy = Some(Policy { interception, ..record.policy.clone() });
         }
         Some(record)
+    }
+
+    /// Returns the path and the identity of the network namespace. Without rules, the inputs have them.
+    pub(super) fn location(&self) -> Option<(PathBuf, NetnsId)> {
+        let own = self.netns_path.clone().zip(self.netns_id);
+        own.or_else(|| self.inputs.as_ref().and_then(AddInputs::read)?.netns)
     }
 
     /// Returns the policy whose redirection may be in the kernel. After a call that was killed, it is that of both

@@ -9,7 +9,7 @@ use crate::netns::NetNs;
 use crate::plugin::inputs::{AddInputs, NodeInputs};
 use crate::plugin::netns_state::check_rules;
 use crate::plugin::reconcile::{Operation, reconcile};
-use crate::plugin::record::{AttachmentRecord, SandboxRecords};
+use crate::plugin::record::SandboxRecords;
 use crate::plugin::{node, open_netns};
 use crate::pod::Facts;
 use crate::policy::{ContainerExclusion, Exclusion, Interception, Policy, TrafficOwner};
@@ -124,12 +124,8 @@ impl RepeatedAdd<'_> {
 
     /// Opens the network namespace of the records.
     fn netns_of(&self, root: &HostRoot, records: &SandboxRecords) -> Result<NetNs, Error> {
-        let place = |record: &AttachmentRecord| {
-            let own = record.netns_path.clone().zip(record.netns_id);
-            own.or_else(|| record.inputs.as_ref().and_then(AddInputs::read)?.netns)
-        };
         let mut last = PathBuf::new();
-        for (path, id) in records.attachments.iter().filter_map(|(_, record)| place(record)) {
+        for (path, id) in records.attachments.iter().filter_map(|(_, record)| record.location()) {
             let netns = match self.found {
                 Some(found) => NetNs::open(found)?.filter(|netns| netns.id() == id),
                 None => open_netns::recorded(root, &path, id)?,
