@@ -29,9 +29,6 @@ use std::time::Duration;
 
 /// How long to wait for another call in the same network namespace.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
-/// The maximum size of the network status in bytes; all annotations of a pod together may have 256 KiB (apimachinery,
-/// `TotalAnnotationSizeLimitB`).
-const MAX_STATUS: usize = 64 << 10;
 /// Only the owner of an entry and of the directory can replace the entry (inode(7)).
 const STICKY: u32 = 0o1000;
 
@@ -180,14 +177,6 @@ fn report_networks(
         networks.push(added);
         events.extend(added_interface(&invocation.interface, added));
     }
-    let status = network_status(&networks);
-    let fits = status.len() <= MAX_STATUS;
-    if !fits {
-        let (Pod { namespace, name, .. }, length) = (pod, status.len());
-        tracing::warn!(
-            "network-status not written: pod {namespace}/{name}: expected at most {MAX_STATUS} bytes, got {length}; \
-             see the results of its networks' plugins"
-        );
-    }
-    reports.report(pod, fits.then_some(status.as_str()), &events).unwrap_or_else(|failure| tracing::warn!("{failure}"));
+    let reported = reports.report(pod, Some(&network_status(&networks)), &events);
+    reported.unwrap_or_else(|failure| tracing::warn!("{failure}"));
 }
