@@ -3,10 +3,10 @@
 use super::evaluation::desired_policies;
 use super::inputs::AddInputs;
 use super::lazy_pod::LazyPod;
-use super::netns_state::{FormatPreference, check_rules};
+use super::netns_state::FormatPreference;
 use super::open_netns;
 use super::reconcile::{Committed, Operation, reconcile};
-use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecord, attachment, since_boot};
+use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecord, attachment, check_rules, since_boot};
 use crate::cni::{Error, NetConf, Request, RuleFormat, at_most, result};
 use crate::policy::{Interception, Policy};
 use crate::state::{Attachment, ROOT, Store};

@@ -5,12 +5,11 @@
 use super::record::{SandboxRecord, SandboxRecords, fixtures, writes_ip6};
 use crate::cni::{Code, Error, LIST_ITEMS, NetConf, at_most};
 use crate::firewall::rule::Family;
-use crate::firewall::{ForeignRedirection, MAX_RULES, RuleFormat, Ruleset, legacy_tables, max_rules};
+use crate::firewall::{ForeignRedirection, RuleFormat, Ruleset, legacy_tables};
 use crate::netns::{self, Fixtures, NetNs};
 use crate::policy::{Interception, Policy};
 use crate::state::{Attachment, Store};
 use std::collections::HashSet;
-use std::fmt::Display;
 
 /// The desired state of a network namespace, from the saved state of its attachments.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,16 +152,6 @@ pub(super) fn warn_of_legacy() {
 /// Istio does.
 pub(super) fn ruleset(policy: &Policy, ip6: bool) -> Ruleset {
     Ruleset::of(policy, if writes_ip6(policy, ip6) { &Family::ALL } else { &[Family::Ip] })
-}
-
-/// Refuses a policy with too many rules. Only an ADD calls it, so that existing rules can always be repaired and
-/// removed.
-///
-/// # Errors
-/// [`Code::InvalidConfig`](crate::cni::Code::InvalidConfig) with `place` and both numbers.
-pub(super) fn check_rules(policy: &Policy, place: impl Display) -> Result<(), Error> {
-    let place = format_args!("{place}: the redirection with all exclusions, for IPv4 and IPv6");
-    at_most(MAX_RULES, "rules", place, max_rules(policy))
 }
 
 #[cfg(test)]

@@ -7,11 +7,11 @@
 use super::failure::{Failure, is_owned, is_unsupported, refused};
 use super::inputs::SavedInputs;
 use super::netns_state::{
-    FormatPreference, beside, check_rules, choose_format, exclude_secondary_networks, ruleset, warn_of_legacy,
+    FormatPreference, beside, choose_format, exclude_secondary_networks, ruleset, warn_of_legacy,
 };
-use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecords, fixtures, since_boot};
+use super::record::{AttachmentRecord, SandboxRecords, fixtures, since_boot};
 use crate::cgroup;
-use crate::cni::{Code, Error, at_most};
+use crate::cni::{Code, Error};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
 use crate::firewall::{self, CreatedTables, ForeignRedirection, LiveRuleset, Rejected, RuleFormat, Ruleset};
 use crate::netns::{self, Fixture, Fixtures, LockMode, NetNs, OwnFamilies};
@@ -210,7 +210,7 @@ impl Reconciler<'_> {
         addresses: OwnFamilies,
         force_nftables: bool,
     ) -> Result<Plan, Error> {
-        let (attachments, saved) = (&saved.attachments, &saved.records);
+        let saved = &saved.records;
         let known_rules = saved.known_rules();
         let foreign = live.foreign_redirection(&known_rules);
         let in_use = live.rule_format(saved.rule_format(None), &known_rules);
@@ -229,11 +229,7 @@ impl Reconciler<'_> {
         // Existing rules can always be repaired, limited and removed.
         if self.adds() {
             let place = format_args!("{} and the other attachments of the pod", self.attachment);
-            // Concurrent ADDs see each other's records only under the lock.
-            let count = attachments.len() + usize::from(!attachments.contains(self.attachment));
-            at_most(MAX_ATTACHMENTS, "attachments", self.attachment, count)?;
-            check_rules(&policy, place)?;
-            records.check_size(place)?;
+            records.check_limits(place)?;
         }
         let desired = ruleset(&policy, records.ip6());
         if self.adds() {

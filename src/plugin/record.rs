@@ -5,7 +5,7 @@ mod sandbox;
 use super::inputs::{AddInputs, SavedInputs};
 use crate::cni::{Code, Error, Request, at_most};
 use crate::firewall::rule::Family;
-use crate::firewall::{CreatedTables, RuleFormat, Ruleset};
+use crate::firewall::{CreatedTables, MAX_RULES, RuleFormat, Ruleset, max_rules};
 use crate::netns::{Fixtures, NetNs, NetnsId, Routing};
 use crate::policy::{Contradiction, DnsCapture, Interception, InterceptionMode, Ipv6, Policy, Redirect};
 use crate::state::{Attachment, Store, format};
@@ -202,11 +202,12 @@ impl SandboxRecords {
         self.attachments.sort_by(|(a, _), (b, _)| a.cmp(b));
     }
 
-    /// Checks the size of the saved policies.
+    /// Checks the number of rules and the size of the saved policies.
     ///
     /// # Errors
-    /// [`Code::InvalidConfig`] with `place`, the limit and the size.
-    pub(super) fn check_size(&self, place: impl Display) -> Result<(), Error> {
+    /// [`Code::InvalidConfig`] with `place`, the limit and the number.
+    pub(super) fn check_limits(&self, place: impl Display) -> Result<(), Error> {
+        check_rules(&Policy::union_of(self.attachments.iter().map(|(_, record)| &record.policy)), &place)?;
         let size = |AttachmentRecord { policy, inputs, .. }: &AttachmentRecord| {
             let exclusions = serde_json::to_vec(&policy.exclusions).map_or(0, |text| text.len());
             exclusions + inputs.as_ref().map_or(0, SavedInputs::len)
@@ -298,6 +299,16 @@ impl FormatCounts {
             nftables: self.nftables.saturating_add(other.nftables),
         }
     }
+}
+
+/// Refuses a policy with too many rules. Only an ADD calls it, so that existing rules can always be repaired and
+/// removed.
+///
+/// # Errors
+/// [`Code::InvalidConfig`](crate::cni::Code::InvalidConfig) with `place` and both numbers.
+pub(super) fn check_rules(policy: &Policy, place: impl Display) -> Result<(), Error> {
+    let place = format_args!("{place}: the redirection with all exclusions, for IPv4 and IPv6");
+    at_most(MAX_RULES, "rules", place, max_rules(policy))
 }
 
 /// Returns the attachment of a call.
