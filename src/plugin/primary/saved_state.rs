@@ -38,17 +38,19 @@ impl SavedState {
         Self { invocations, ..Self::default() }
     }
 
-    /// Reads a record to remove what it describes; of a damaged or newer record, the readable part.
+    /// Reads a record to remove what it describes; of a damaged or newer record, the readable part. Returns `None` for a
+    /// missing record and if nothing of it is readable.
     ///
     /// # Errors
-    /// The record can't be read now, or nothing of it is readable.
+    /// The record can't be read now.
     pub(super) fn read_to_remove(store: &Store, attachment: &Attachment) -> Result<Option<Self>, Error> {
         store.read(attachment).or_else(|error| {
-            let fields = if error.code == Code::State { store.read_part(attachment).ok().flatten() } else { None };
-            let recovered: Option<Self> = fields.as_ref().and_then(Self::recover);
-            let Some(recovered) = recovered else { return Err(error) };
-            tracing::warn!("DEL uses the readable part of a damaged record: {error}");
-            Ok(Some(recovered))
+            if error.code != Code::State {
+                return Err(error);
+            }
+            tracing::warn!("only the readable part of a damaged record is used: {error}");
+            let fields = store.read_part(attachment).ok().flatten();
+            Ok(fields.as_ref().and_then(Self::recover))
         })
     }
 
