@@ -49,7 +49,8 @@ pub fn call(
 ) -> Result<Option<Value>, Value> {
     let in_newest = |error: Error| error.to_json(NEWEST);
     if environment("CNI_COMMAND").is_some_and(|command| command == "VERSION") {
-        return Ok(Some(supported_versions()));
+        // SPEC.md, "VERSION". As in the reference library, the answer does not depend on stdin.
+        return Ok(Some(json!({"cniVersion": NEWEST, "supportedVersions": SUPPORTED})));
     }
     let variables = variables(environment).map_err(in_newest)?;
     print_panics(NEWEST);
@@ -60,18 +61,12 @@ pub fn call(
     serve(&request, &mut document, program).map_err(|error| error.to_json(document.answer_version()))
 }
 
-/// Returns the answer to VERSION (SPEC.md, "VERSION"). As in the reference library, it does not depend on stdin.
-fn supported_versions() -> Value {
-    json!({"cniVersion": NEWEST, "supportedVersions": SUPPORTED})
-}
-
 /// Reads stdin, up to one byte more than the limit that the parser checks.
 fn read(stdin: impl Read) -> Result<Vec<u8>, Error> {
     let mut text = Vec::with_capacity(4096);
-    match stdin.take(MAX_CONFIGURATION as u64 + 1).read_to_end(&mut text) {
-        Ok(_) => Ok(text),
-        Err(error) => Err(Error::new(Code::Io, format!("error reading from stdin: {error}"))),
-    }
+    let failed = |error| Error::new(Code::Io, format!("error reading from stdin: {error}"));
+    stdin.take(MAX_CONFIGURATION as u64 + 1).read_to_end(&mut text).map_err(failed)?;
+    Ok(text)
 }
 
 fn serve(request: &Request, document: &mut Document, program: &str) -> Result<Option<Value>, Error> {
@@ -127,21 +122,17 @@ fn start_logging(request: &Request, conf: &NetConf, events: &EventCollector, lin
 pub fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
     open_netns::refuse_own_of_request(request)?;
     if request.command == CniCommand::Check {
-        require_previous_result(conf)?;
+        // SPEC.md, "CHECK": even if only executables in the chain read it.
+        if conf.prev_result.is_none() {
+            let msg = "prevResult: missing; CHECK needs the result of ADD, which the runtime must pass";
+            return Err(Error::new(Code::InvalidConfig, msg));
+        }
+        result::passed_through(conf)?;
     }
     match &conf.primary {
         Some(primary) => primary::run(&primary::PrimaryCall { request, conf, primary }),
         None => run_attachment(request, conf),
     }
-}
-
-/// Checks that CHECK has the result of ADD (SPEC.md, "CHECK"), even if only executables in the chain read it.
-fn require_previous_result(conf: &NetConf) -> Result<(), Error> {
-    if conf.prev_result.is_none() {
-        let msg = "prevResult: missing; CHECK needs the result of ADD, which the runtime must pass";
-        return Err(Error::new(Code::InvalidConfig, msg));
-    }
-    result::passed_through(conf).map(drop)
 }
 
 /// Runs the command in this process and then for the executables in the chain, which run for every pod; for DEL and a

@@ -396,13 +396,13 @@ impl Reconciler<'_> {
             // An unused fixture is harmless; DEL removes it.
             Err(error) => tracing::warn!("{error}"),
         }
-        let shared = if records.sandbox.fixtures == added { Ok(()) } else { self.write_sandbox(&records) };
-        let was_changing = |one: &mut (Attachment, AttachmentRecord)| one.1.previous_policy.take().is_some();
-        let mut changed = records.attachments.iter_mut().filter_map(|one| was_changing(one).then_some(&*one));
-        let written = changed.try_for_each(|(attachment, record)| self.write(attachment, record));
-        for error in [shared, written].into_iter().filter_map(Result::err) {
-            tracing::warn!("{error}");
+        let mut written = if records.sandbox.fixtures == added { Ok(()) } else { self.write_sandbox(&records) };
+        for (attachment, record) in &mut records.attachments {
+            if record.previous_policy.take().is_some() {
+                written = written.and_then(|()| self.write(attachment, record));
+            }
         }
+        written.unwrap_or_else(|error| tracing::warn!("{error}"));
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 
 use super::PrimaryCall;
 use super::invocation::Invocation;
-use super::networks::wait_until_ready;
+use super::networks::require_ready;
 use super::plan::AddPlan;
 use super::pod_policy::{InProcessAttachment, rule_format, united};
 use super::saved_state::SavedState;
@@ -39,7 +39,7 @@ const STICKY: u32 = 0o1000;
 pub(super) fn run(call: &PrimaryCall<'_>) -> Result<Value, Error> {
     check_state_directory(&call.primary.cni_dir)?;
     let netns = open_netns::of_request(call.request)?;
-    wait_until_ready(call.primary)?;
+    require_ready(call.primary, Some(call.primary.readiness_timeout))?;
     let pod = LazyPod::new(call.request, call.conf);
     let annotated = pod.with_annotations()?;
     let mut plan = AddPlan::new(call, &pod, annotated)?;

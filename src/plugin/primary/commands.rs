@@ -3,7 +3,7 @@
 use super::PrimaryCall;
 use super::invocation::Invocation;
 use super::multus_record::MultusRecord;
-use super::networks::check_ready;
+use super::networks::require_ready;
 use super::plan::{AddPlan, NetworkRunner, runner};
 use super::pod_policy::InProcessAttachment;
 use super::saved_state::SavedState;
@@ -140,7 +140,7 @@ fn remove_stale(call: &PrimaryCall<'_>, attachment: &Attachment, saved: Option<S
 /// [`Code::NotAvailable`], or the default network's own error with its code.
 pub(super) fn status(call: &PrimaryCall<'_>) -> Result<(), Error> {
     let unavailable = |error: Error| Error { code: Code::NotAvailable, ..error };
-    check_ready(call.primary).map_err(unavailable)?;
+    require_ready(call.primary, None).map_err(unavailable)?;
     let is_by_name = matches!(call.primary.default, DefaultNetwork::Cluster(NetworkName::Name(_)));
     // Without facts, the definition of that name can't be fetched either; the agent repairs that.
     if !status::check_availability(call.conf)? && is_by_name {

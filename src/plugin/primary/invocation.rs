@@ -86,17 +86,13 @@ impl Invocation {
         let file = Path::new(self.runtime_config.get(DEVICE_INFO)?.as_str()?);
         let info = match trusted_file::read_trusted(file, MAX_DEVICE_INFO) {
             Err(error) if error.is_not_found() => return None,
-            Err(error) => Err(error.to_string()),
-            Ok(text) => match serde_json::from_slice(&text) {
-                Ok(info @ Value::Object(_)) => Ok(info),
-                Ok(_) => Err("expected a JSON object".to_owned()),
-                Err(error) => Err(error.to_string()),
-            },
+            text => text.map_err(|error| error.to_string()),
         };
+        let parse = |text: Vec<u8>| serde_json::from_slice::<Map<_, _>>(&text).map_err(|error| error.to_string());
         let warn = |why: &String| {
             tracing::warn!("{}: no device-info in network-status: {}: {why}", self.label(), file.display())
         };
-        info.inspect_err(warn).ok()
+        info.and_then(parse).inspect_err(warn).ok().map(Value::Object)
     }
 
     /// Removes the file of [`Self::device_info`] as Multus does, if it is in [`DEVICE_INFO_DIRECTORY`].
