@@ -10,6 +10,7 @@ use super::native::live::{NativeLiveTables, Sets, add_native_chain, add_native_r
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta, retry_changed};
 use super::outline::Outline;
 use super::rule::{Family, Hook, NFPROTO_INET, Rule, Table, TableRules};
+use super::target::Target;
 use crate::cni;
 use crate::cni::Code;
 use crate::netlink::DumpLimit;
@@ -226,6 +227,16 @@ impl LiveRuleset {
     #[must_use]
     pub fn rejected(&self) -> Option<Rejected> {
         Rejected::of(&self.native)
+    }
+
+    /// Returns the mark that the rules of detour's native tables set on packets for TPROXY.
+    #[must_use]
+    pub fn native_tproxy_mark(&self) -> Option<u32> {
+        let chains = self.native.values().flat_map(BTreeMap::values);
+        chains.flat_map(|chain| chain.rules.iter().flatten()).find_map(|rule| match rule.target {
+            Target::Tproxy { mark, .. } => Some(mark),
+            _ => None,
+        })
     }
 
     /// Returns a chain's rules; an empty slice if the chain does not exist.

@@ -74,7 +74,7 @@ pub(super) fn netfilter(input: &[u8]) {
     for recorded in [None, Some(RuleFormat::Iptables), Some(RuleFormat::Nftables)] {
         let _ = live.rule_format(recorded, &desired);
     }
-    let _ = (live.redirects_natively(), live.foreign_redirection(&desired));
+    let _ = (live.redirects_natively(), live.foreign_redirection(&desired), live.native_tproxy_mark());
     let view = RulesetView::live(&live);
     for from in [Sender::Process { uid: 5, gid: Some(5), set: None }, Sender::Inbound(None)] {
         let to = Destination { address: ([192, 0, 2, 1], 80).into(), protocol: Protocol::Tcp };

@@ -5,7 +5,7 @@
 use super::addresses::{OwnFamilies, add_proxy_loopback, own_families, remove_proxy_loopback};
 use super::routes::{deletion, message, out_interface, table};
 use super::rtnetlink::{
-    IP6_HINT, LO, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, RTM_NEWRULE,
+    FAMILIES, IP6_HINT, LO, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, RTM_NEWRULE,
     accept_existing, accept_missing, failed, list, open, request, rule_header,
 };
 use crate::cni::Error;
@@ -212,6 +212,23 @@ pub struct Routing {
 }
 
 impl Routing {
+    /// Finds the routing of a mark from the first policy rule for it in each family.
+    ///
+    /// # Errors
+    /// The kernel does not list the policy rules.
+    pub fn of_mark(mark: u32) -> Result<BTreeSet<Self>, Error> {
+        let find = || {
+            let (mut socket, mut found) = (open()?, BTreeSet::new());
+            for family in FAMILIES {
+                let rules: Vec<RuleMessage> = list(&mut socket, RTM_GETRULE, &rule_header(family))?;
+                let table = rules.iter().filter_map(by_mark).find(|(other, _)| *other == mark);
+                found.extend(table.map(|(mark, table)| Self { mark, table, ip6: true }));
+            }
+            Ok(found)
+        };
+        find().map_err(|errno: Errno| failed("can't list the pod's policy rules", errno, ""))
+    }
+
     /// Returns the route and the policy rule of each family.
     fn objects(self) -> impl Iterator<Item = Fixture> {
         let Self { mark, table, .. } = self;

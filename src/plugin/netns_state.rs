@@ -5,11 +5,11 @@
 use super::record::{SandboxRecord, SandboxRecords, fixtures, writes_ip6};
 use crate::cni::{Code, Error, LIST_ITEMS, NetConf, at_most};
 use crate::firewall::rule::Family;
-use crate::firewall::{ForeignRedirection, RuleFormat, Ruleset, legacy_tables};
-use crate::netns::{self, Fixtures, NetNs};
-use crate::policy::{Interception, Policy};
+use crate::firewall::{ForeignRedirection, LiveRuleset, RuleFormat, Ruleset, legacy_tables};
+use crate::netns::{self, Fixtures, NetNs, Routing};
+use crate::policy::{Interception, Policy, Redirect};
 use crate::state::{Attachment, Store};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 /// The desired state of a network namespace, from the saved state of its attachments.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,6 +152,22 @@ pub(super) fn warn_of_legacy() {
 /// Istio does.
 pub(super) fn ruleset(policy: &Policy, ip6: bool) -> Ruleset {
     Ruleset::of(policy, if writes_ip6(policy, ip6) { &Family::ALL } else { &[Family::Ip] })
+}
+
+/// Returns the fixtures of detour's native tables without saved state: the routing of the mark that these rules set.
+/// If no policy rule has this mark, the default routing table is assumed.
+///
+/// # Errors
+/// The kernel's policy rules can't be read.
+pub(super) fn unrecorded_fixtures(live: &LiveRuleset) -> Result<Fixtures, Error> {
+    let mut routing = BTreeSet::new();
+    if let Some(mark) = live.native_tproxy_mark() {
+        routing = Routing::of_mark(mark)?;
+        if routing.is_empty() {
+            routing.insert(Routing { mark, table: Redirect::default().inbound_tproxy_route_table, ip6: true });
+        }
+    }
+    Ok(Fixtures { proxy_loopback: live.redirects_natively(), routing })
 }
 
 #[cfg(test)]

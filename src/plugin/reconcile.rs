@@ -7,11 +7,11 @@
 use super::failure::{Failure, is_owned, is_unsupported, refused};
 use super::inputs::SavedInputs;
 use super::netns_state::{
-    FormatPreference, beside, choose_format, exclude_secondary_networks, ruleset, warn_of_legacy,
+    FormatPreference, beside, choose_format, exclude_secondary_networks, ruleset, unrecorded_fixtures, warn_of_legacy,
 };
-use super::record::{AttachmentRecord, SandboxRecords, fixtures, since_boot};
+use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecords, fixtures, since_boot};
 use crate::cgroup;
-use crate::cni::{Code, Error};
+use crate::cni::{Code, Error, at_most};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
 use crate::firewall::{self, CreatedTables, ForeignRedirection, LiveRuleset, Rejected, RuleFormat, Ruleset};
 use crate::netns::{self, Fixture, Fixtures, LockMode, NetNs, OwnFamilies};
@@ -229,6 +229,8 @@ impl Reconciler<'_> {
         // Existing rules can always be repaired, limited and removed.
         if self.adds() {
             let place = format_args!("{} and the other attachments of the pod", self.attachment);
+            // Concurrent ADDs see each other's records only under the lock.
+            at_most(MAX_ATTACHMENTS, "attachments", self.attachment, records.attachments.len())?;
             records.check_limits(place)?;
         }
         let desired = ruleset(&policy, records.ip6());
@@ -252,6 +254,7 @@ impl Reconciler<'_> {
         if saved.attachments.is_empty() && !live.native.is_empty() {
             // The fixtures of rules without saved state were added together with them.
             sandbox.fixtures.extend(&needed);
+            sandbox.fixtures.extend(&unrecorded_fixtures(live)?);
         }
         let may_use_nftables = !force_nftables && preference.requested.is_none() && in_use.is_none();
         Ok(Plan { records, policy, rule_format, may_use_nftables, known_rules, desired, needed, missing })

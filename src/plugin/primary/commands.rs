@@ -125,7 +125,7 @@ fn remove_stale(call: &PrimaryCall<'_>, attachment: &Attachment, saved: Option<S
         command: CniCommand::Del,
         container_id: attachment.container_id.clone(),
         ifname: attachment.ifname.clone(),
-        netns: saved.netns(&attachment.container_id),
+        netns: saved.netns(),
         ..call.request.clone()
     };
     del(&PrimaryCall { request: &request, ..*call })?;
