@@ -52,8 +52,7 @@ pub(super) fn apply(
             SandboxRecord::claim(&store, &attachment.container_id, netns)?;
         }
         let inputs = inputs.and_then(|inputs| inputs.in_netns(netns).to_saved());
-        let record =
-            AttachmentRecord { policy, inputs, added_since_boot: since_boot(), ..AttachmentRecord::default() };
+        let record = AttachmentRecord { policy, inputs, added_since_boot: since_boot(), ..AttachmentRecord::default() };
         return store.write(&attachment, &record);
     }
     let inputs = inputs.as_ref().and_then(AddInputs::to_saved);

@@ -157,9 +157,7 @@ fn basis(pod: &LazyPod<'_>, conf: &NetConf) -> Result<Basis, Error> {
         (Some(_), Some(_)) if !wants.pod => skip(SkipReason::NoSubPlugin),
         (Some(pod_ref), Some(source)) => match pod.facts(source, pod_ref, wants.namespace) {
             Ok(facts) => Basis::Facts(facts),
-            Err(error) => {
-                Basis::Decided(DesiredPolicy::missing_facts(check_without_facts(pod_ref, conf, error)?))
-            }
+            Err(error) => Basis::Decided(DesiredPolicy::missing_facts(check_without_facts(pod_ref, conf, error)?)),
         },
     })
 }

@@ -185,7 +185,8 @@ impl<'a> AddInputs<'a> {
                 Some(network) => error.of_network(network),
                 None => error,
             };
-            let blocks = if replaced.is_some() { one.blocks() } else { node.pinned(one.blocks(), one.network.is_some()) };
+            let blocks =
+                if replaced.is_some() { one.blocks() } else { node.pinned(one.blocks(), one.network.is_some()) };
             if !sub_plugins::wants(&blocks).pod {
                 continue;
             }

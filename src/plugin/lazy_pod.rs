@@ -119,12 +119,7 @@ impl<'a> LazyPod<'a> {
     ///
     /// # Errors
     /// The facts can't be fetched.
-    pub(super) fn facts(
-        &self,
-        source: &dyn Cluster,
-        pod_ref: &PodRef,
-        with_namespace: bool,
-    ) -> Result<Facts, Error> {
+    pub(super) fn facts(&self, source: &dyn Cluster, pod_ref: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
         if let Some(error) = self.unavailable.get() {
             return Err(error.clone());
         }

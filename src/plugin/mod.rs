@@ -4,11 +4,11 @@ pub use record::FormatCounts;
 
 use crate::cni::version::{NEWEST, SUPPORTED};
 use crate::cni::{Block, CniCommand, Code, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};
+use crate::delegate::{Call, Executables, NetworkConfiguration};
 use crate::logging::{EventCollector, Lines};
 use crate::printable::Text;
 use crate::streams::Stdout;
-use crate::{delegate, logging, sub_plugins};
-use delegate::{Call, Executables, NetworkConfiguration};
+use crate::{logging, sub_plugins};
 use record::attachment;
 use serde_json::{Value, json};
 use std::ffi::OsString;
@@ -196,8 +196,6 @@ fn executables(conf: &NetConf) -> NetworkConfiguration {
 fn print_panics(cni_version: &str) {
     let cni_version = cni_version.to_owned();
     panic::set_hook(Box::new(move |panic| {
-        // The saved state lets the following DEL undo an ADD, but an executable would keep running.
-        delegate::kill_running();
         let error = Text::json(&panic_error(panic).to_json(&cni_version).to_string());
         // A failure to write to stdout can't be reported anywhere.
         let _ = Stdout.write_all(format!("{error}\n").as_bytes());
