@@ -26,7 +26,7 @@ pub(super) struct LazyPod<'a> {
     /// The source for a pod that does not wait.
     memory: Source,
     /// The pod as the runtime describes it: with its annotations only.
-    from_runtime: OnceCell<Option<Pod>>,
+    of_runtime: OnceCell<Option<Pod>>,
     fetched: OnceCell<Pod>,
     namespace: OnceCell<Namespace>,
     /// Why its facts could not be fetched.
@@ -41,7 +41,7 @@ impl<'a> LazyPod<'a> {
             conf,
             cluster: OnceCell::new(),
             memory: OnceCell::new(),
-            from_runtime: OnceCell::new(),
+            of_runtime: OnceCell::new(),
             fetched: OnceCell::new(),
             namespace: OnceCell::new(),
             unavailable: OnceCell::new(),
@@ -49,19 +49,19 @@ impl<'a> LazyPod<'a> {
     }
 
     /// Returns the pod with the annotations that the runtime passes; `None` if it passes none.
-    fn from_runtime(&self) -> Option<&Pod> {
+    fn of_runtime(&self) -> Option<&Pod> {
         let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
         let annotated = || {
             let annotations = self.conf.pod_annotations()?.iter().filter_map(text).collect();
             Some(Pod { annotations, ..self.reference?.clone().into() })
         };
-        self.from_runtime.get_or_init(annotated).as_ref()
+        self.of_runtime.get_or_init(annotated).as_ref()
     }
 
     /// Returns whether the pod has no sidecar and selects no network, according to the container runtime.
     pub(super) fn needs_only_configured_networks(&self) -> bool {
         let selects = |pod: &Pod| [NETWORKS, DEFAULT_NETWORK].iter().any(|key| pod.annotations.contains_key(*key));
-        self.from_runtime().is_some_and(|pod| is_injected(self.conf) == Some(false) && !selects(pod))
+        self.of_runtime().is_some_and(|pod| is_injected(self.conf) == Some(false) && !selects(pod))
     }
 
     /// Returns the source that answers at once or not at all.
@@ -95,7 +95,7 @@ impl<'a> LazyPod<'a> {
         if self.is_agent() {
             return Ok(None);
         }
-        if let Some(pod) = self.from_runtime() {
+        if let Some(pod) = self.of_runtime() {
             return Ok(Some(pod));
         }
         let (Some(pod_ref), Some(cluster)) = (self.reference, self.cluster()) else { return Ok(None) };

@@ -19,11 +19,6 @@ pub struct InProcessAttachment {
 }
 
 impl InProcessAttachment {
-    /// Returns the node's own sub-plugins as an attachment.
-    fn node(conf: &NetConf) -> Self {
-        Self { name: conf.name.clone(), conf: conf.clone() }
-    }
-
     /// Returns the attachment with the node's keys, its own sub-plugins (their paths name the attachment), and the
     /// arguments that the pod passes to it.
     ///
@@ -129,7 +124,8 @@ pub(super) fn evaluated(
     may_have_sidecar: bool,
 ) -> Vec<InProcessAttachment> {
     let applies_to_all_pods = attached.is_empty() && may_have_sidecar && sub_plugins::wants(&node.chain).pod;
-    if applies_to_all_pods { vec![InProcessAttachment::node(node)] } else { attached }
+    let own = || vec![InProcessAttachment { name: node.name.clone(), conf: node.clone() }];
+    if applies_to_all_pods { own() } else { attached }
 }
 
 /// Returns the union of the policies of a pod's networks, which are given by name.
