@@ -1,6 +1,6 @@
 //! The desired policy of a pod: evaluated from the configurations of its attachments, their arguments and the pod's facts.
 
-use super::inputs::AddInputs;
+use super::inputs::{AddInputs, EvaluatedWith, host_groups};
 use super::lazy_pod::{LazyPod, is_injected};
 use crate::cluster::{self, Event};
 use crate::cni::{Block, Error, NetConf, Request};
@@ -10,13 +10,8 @@ use crate::policy::Policy;
 use crate::sub_plugins::{
     self, ChainInput, DecidedRequest, Ignored, Resolvers, Severity, SkipReason, SubPlugin, guards, skip_reason,
 };
-use crate::trusted_file::read_text;
 use std::cell::OnceCell;
-use std::collections::{BTreeSet, HashMap};
-use std::path::Path;
-
-/// A group file with more bytes is a mistake: NSS serves directories of many users.
-const MAX_GROUP_FILE: u64 = 4 << 20;
+use std::collections::BTreeSet;
 
 /// The desired policy of an attachment, and a line that explains it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,34 +26,6 @@ struct DesiredPolicy {
     rejection: Option<Error>,
     /// The facts with which it was evaluated.
     with: EvaluatedWith,
-}
-
-/// The facts with which a policy was evaluated.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum EvaluatedWith {
-    /// None: the pod is skipped without them.
-    #[default]
-    Nothing,
-    /// None: the configuration names no source of facts.
-    NoSource,
-    /// The facts of the pod; none yet if no source of facts answered.
-    Facts,
-    /// The facts of a pod that no configuration can affect while it runs: it has no sidecar, and the sub-plugins do
-    /// nothing for a pod that a label enrolls in the ambient mesh later.
-    FinalFacts,
-}
-
-impl EvaluatedWith {
-    fn of(facts: Option<&Facts>, blocks: &[Block]) -> Self {
-        let is_final = |facts: &Facts| {
-            facts.pod.host_network || (facts.pod.proxy().is_none() && !sub_plugins::wants(blocks).namespace)
-        };
-        match facts {
-            None => Self::NoSource,
-            Some(facts) if is_final(facts) => Self::FinalFacts,
-            Some(_) => Self::Facts,
-        }
-    }
 }
 
 impl DesiredPolicy {
@@ -263,17 +230,6 @@ fn not_injected(conf: &NetConf, cause: impl FnOnce() -> String) -> Option<String
         let cause = cause();
         format!("not redirected: annotation {INJECTION_STATUS} is missing according to the container runtime; {cause}")
     })
-}
-
-/// Reads the GIDs of the host's groups by name (group(5): `name:password:GID:members`). The first entry of a name
-/// takes precedence.
-pub(super) fn host_groups(file: &Path) -> HashMap<String, u32> {
-    let groups = read_text(file, MAX_GROUP_FILE).unwrap_or_default();
-    let group = |line: &str| {
-        let mut fields = line.split(':');
-        Some((fields.next()?.to_owned(), fields.nth(1)?.parse().ok()?))
-    };
-    groups.lines().rev().filter_map(group).collect()
 }
 
 #[cfg(test)]

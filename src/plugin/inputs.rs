@@ -1,20 +1,52 @@
 //! The inputs of an ADD that the pod's facts do not contain. With them, the node's agent evaluates the policy of a
 //! running pod again when its facts or the node's configuration change.
 
-use super::evaluation::{EvaluatedWith, host_groups};
 use crate::cni::{Block, Bounds, Code, Error, NetConf, NodeConf, Request};
 use crate::netns::NetnsId;
 use crate::pod::{Facts, PodRef};
 use crate::policy::{Guard, Policy};
 use crate::sub_plugins::{self, ChainInput, RepeatedOutput, Resolvers, StartedWith, SubPlugin, skip_reason};
+use crate::trusted_file::read_text;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::cell::OnceCell;
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::Not;
 use std::path::{Path, PathBuf};
+
+/// A group file with more bytes is a mistake: NSS serves directories of many users.
+const MAX_GROUP_FILE: u64 = 4 << 20;
+
+/// The facts with which a policy was evaluated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum EvaluatedWith {
+    /// None: the pod is skipped without them.
+    #[default]
+    Nothing,
+    /// None: the configuration names no source of facts.
+    NoSource,
+    /// The facts of the pod; none yet if no source of facts answered.
+    Facts,
+    /// The facts of a pod that no configuration can affect while it runs: it has no sidecar, and the sub-plugins do
+    /// nothing for a pod that a label enrolls in the ambient mesh later.
+    FinalFacts,
+}
+
+impl EvaluatedWith {
+    pub(super) fn of(facts: Option<&Facts>, blocks: &[Block]) -> Self {
+        let is_final = |facts: &Facts| {
+            facts.pod.host_network || (facts.pod.proxy().is_none() && !sub_plugins::wants(blocks).namespace)
+        };
+        match facts {
+            None => Self::NoSource,
+            Some(facts) if is_final(facts) => Self::FinalFacts,
+            Some(_) => Self::Facts,
+        }
+    }
+}
 
 /// The text of the inputs in a record. The plugin copies it; only [`AddInputs::read`] parses it, so that nothing in it
 /// costs time or blocks a DEL.
@@ -235,6 +267,17 @@ impl NodeInputs<'_> {
         let of_installed = self.installed.map(|conf| &conf.bounds);
         of_node.or(of_installed).unwrap_or(known)
     }
+}
+
+/// Reads the GIDs of the host's groups by name (group(5): `name:password:GID:members`). The first entry of a name
+/// takes precedence.
+pub(super) fn host_groups(file: &Path) -> HashMap<String, u32> {
+    let groups = read_text(file, MAX_GROUP_FILE).unwrap_or_default();
+    let group = |line: &str| {
+        let mut fields = line.split(':');
+        Some((fields.next()?.to_owned(), fields.nth(1)?.parse().ok()?))
+    };
+    groups.lines().rev().filter_map(group).collect()
 }
 
 /// Returns whether nothing but the default bounds applies.
