@@ -121,4 +121,12 @@ mod tests {
             assert!(is_unsupported(&NfError::Refused { index: Some(0), errno }, &plan));
         }
     }
+    #[test]
+    fn a_missing_capability_is_named_and_a_lack_of_memory_is_temporary() {
+        let error = refused(&NfError::Socket(Errno::EPERM), None);
+        assert!(error.code == Code::KernelRefused && error.msg.contains("CAP_NET_ADMIN"), "{error}");
+        for errno in [Errno::ENOMEM, Errno::ENOBUFS] {
+            assert_eq!(refused(&NfError::Refused { index: None, errno }, None).code, Code::TryAgain);
+        }
+    }
 }
