@@ -7,8 +7,8 @@ use nix::errno::Errno;
 
 /// Why an attempt failed.
 pub(super) enum Failure {
-    /// Another process changed the rules or the attachments concurrently, or the netlink socket failed with this error.
-    Retry(Option<Error>),
+    /// Another process changed the rules or the attachments concurrently.
+    Retry,
     /// The kernel does not support the rule format.
     OtherFormat(Error),
     /// An error that a retry does not solve.
@@ -18,8 +18,7 @@ pub(super) enum Failure {
 impl Failure {
     pub(super) fn of(error: NfError, transaction: Option<&Transaction<'_>>) -> Self {
         match error {
-            NfError::Changed => Self::Retry(None),
-            NfError::Socket(_) => Self::Retry(Some(refused(&error, transaction))),
+            NfError::Changed => Self::Retry,
             _ => Self::Fatal(refused(&error, transaction)),
         }
     }
