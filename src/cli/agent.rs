@@ -206,7 +206,9 @@ impl AgentArguments {
             tracing::warn!("--taint {taint}: the agent sets no taint: unknown node name; add --node-name NAME");
         }
         if let (None, Some(path)) = (&node_name, &self.nri_socket) {
-            tracing::warn!("--nri-socket {path}: containers can't be excluded: unknown node name; add --node-name NAME");
+            tracing::warn!(
+                "--nri-socket {path}: containers can't be excluded: unknown node name; add --node-name NAME"
+            );
         }
         let node_name = node_name?;
         let account = self.account(shared, "pods are not watched").inspect_err(|why| tracing::warn!("{why}"));
