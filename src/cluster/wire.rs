@@ -3,21 +3,13 @@
 //! value everywhere, because Go writes empty lists and maps as `null`.
 
 use super::resources::{Definition, ObjectRef};
+use crate::cni::null_is_empty;
 use crate::pod;
 use crate::pod::well_known::DATAPLANE_MODE;
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny};
+use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-
-/// Deserializes `null` as the default value.
-pub(crate) fn null_is_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Default + Deserialize<'de>,
-{
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
-}
 
 /// The namespace of a manifest without one, for kubectl and the API.
 pub(super) const DEFAULT_NAMESPACE: &str = "default";

@@ -34,7 +34,7 @@ pub(super) fn write(
 ) -> io::Result<()> {
     let replaced = (owner == FileOwner::Kept).then(|| fs::symlink_metadata(path).ok()).flatten();
     let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-    replace_file(path, &format!("{PREFIX}{name}{SUFFIX}"), Durability::New, |file| {
+    replace_file(path, &format!("{PREFIX}{name}{SUFFIX}"), Durability::OldOrNew, |file| {
         fill(file)?;
         if let Some(replaced) = &replaced {
             let own = file.metadata()?;
@@ -43,7 +43,8 @@ pub(super) fn write(
             }
         }
         file.set_permissions(Permissions::from_mode(mode))
-    })
+    })?;
+    sync_parent(path)
 }
 
 /// Removes the file at `path`, if it exists.

@@ -323,7 +323,7 @@ fn types(keys: &BlockReader<'_>, key: &'static str, default: &[&str]) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::Block;
+    use crate::cni::{Block, CniCommand, NetConf};
     use serde_json::json;
 
     fn read(conf: &Value) -> Result<(Option<Primary>, Vec<String>), Error> {
@@ -463,6 +463,20 @@ mod tests {
         let wanted = [NetworkName::Name("a.b".into()), NetworkName::Path("/etc/x.conf".into())];
         assert_eq!(primary.default_networks, wanted);
         assert_eq!(with("globalNamespaces", json!("")).expect("accepted").0.global_namespaces, ["default"]);
+    }
+
+    /// Multus accepts them.
+    #[test]
+    fn a_key_in_another_case_is_a_warning_with_the_right_one() {
+        for key in ["readinessindicatorfile", "namespaceIsolation", "clusterNetwork", "globalNamespaces"] {
+            for other in [key.to_uppercase(), key.to_lowercase(), key.replacen('i', "I", 1)] {
+                let conf = json!({"name": "n", "type": "detour", "delegates": [{"type": "x"}], (&other): "y"});
+                let warnings =
+                    NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "").map(|conf| conf.warnings);
+                let wanted = format!("{other}: unknown key, ignored; did you mean {key:?}?");
+                assert!(other == key || warnings == Ok(vec![wanted]), "{other}: {warnings:?}");
+            }
+        }
     }
 
     #[test]

@@ -48,9 +48,9 @@ fn govern(
     }
     let place = format!("network {network}");
     let node = NodeConf::from_configuration(conf);
-    let is_own = |kind: &str| kind == PROGRAM || primary.in_process_types.iter().any(|own| own == kind);
+    let own: Vec<&str> = primary.in_process_types.iter().map(String::as_str).chain([PROGRAM]).collect();
     let governed = configuration.changed(&place, |text| {
-        let governed = node.govern_all(text, &is_own);
+        let governed = node.govern_all(text, &own);
         let governed = governed.map_err(|error| Error { msg: format!("{place}: {}", error.msg), ..error })?;
         Ok(governed.map(|(text, ignored)| {
             warnings.extend(ignored.into_iter().map(|ignored| format!("{place}: {ignored}")));

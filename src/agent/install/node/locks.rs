@@ -4,7 +4,8 @@ use super::{NodeFiles, open, state_path};
 use crate::agent::install::atomic;
 use crate::agent::install::error::InstallError;
 use crate::host_path::HostPath;
-use crate::trusted_file::{FileId, create_directories, open_lock};
+use crate::trusted_file::{self, FileId, create_directories};
+use rustix::fs::OFlags;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -71,7 +72,8 @@ impl NodeFiles {
         loop {
             let reached = self.root.reach_entry(path)?;
             create_directories(reached.parent().unwrap_or(Path::new("/")))?;
-            let file = open_lock(&reached)?;
+            // Opening it for writing would wake processes that watch the directory.
+            let file = trusted_file::open(&reached, OFlags::RDONLY | OFlags::CREATE)?;
             lock(&file)?;
             // Another process may have removed the file before it was locked.
             if is_at(&file, &reached)? {
