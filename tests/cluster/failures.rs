@@ -129,21 +129,6 @@ fn an_invalid_name_is_not_sent_to_the_server() {
     assert_eq!(server.connections(), 0);
 }
 
-#[test]
-fn another_object_than_the_requested_one_is_not_used() {
-    let mut other = pod("uid-1");
-    other["metadata"]["name"] = json!("web-1");
-    let pods = server(move |_| Some(Answer::json(200, &other)));
-    let namespaces = Server::plain(|request| match request.line.as_str() {
-        GET_POD => has_both(request),
-        _ => Answer::json(200, &json!({"metadata": {"name": "prod"}})),
-    });
-    for (server, part) in [(pods, "expected the object shop/web-0, got shop/web-1"), (namespaces, "shop, got prod")] {
-        let (error, _) = fails("another-object", &server.http(), BRIEF);
-        assert!(error.code == Code::TryAgain && error.details.contains(part), "{error}");
-    }
-}
-
 /// Responses that are never usable.
 #[test]
 fn each_unusable_response_is_an_error_with_its_reason() {

@@ -66,7 +66,6 @@ impl Answers {
             RequestKind::Definitions { wanted } => {
                 self.definitions(wanted, deadline).await.map(|found| AgentAnswer::Definitions { found })
             }
-            RequestKind::NamespacesWithDefinition { name } => self.namespaces_with_definition(name, deadline).await,
             RequestKind::Report { pod, status, events } => self.report(pod, status, events, deadline).await,
             RequestKind::Probe => self.probe(deadline).await,
             RequestKind::Containers { container } => Ok(AgentAnswer::Containers(self.containers(container).await)),
@@ -191,19 +190,6 @@ impl Answers {
         let fallback = queries.iter().map(cached).collect::<Option<Vec<_>>>();
         self.count_fallback(cache, "unknown-definition");
         self.ask_or(fallback, deadline, move |api| api.definitions(&queries)).await
-    }
-
-    async fn namespaces_with_definition(&self, name: String, deadline: Instant) -> Result<AgentAnswer, Error> {
-        let cache = self.facts.definitions();
-        let names = if cache.is_synced() {
-            cache.names().into_iter().filter(|object| object.name == name).map(|object| object.namespace).collect()
-        } else {
-            self.count_fallback(cache, "unknown-definition");
-            let error = format!("can't list the NetworkAttachmentDefinitions named {name:?}");
-            let error = || Error::new(Code::TryAgain, error);
-            self.ask(deadline, move |api| api.namespaces_with_definition(&name).ok_or_else(error)).await?
-        };
-        Ok(AgentAnswer::Namespaces { names })
     }
 
     async fn report(

@@ -184,10 +184,6 @@ impl Definitions for OptionalDefinitions<'_> {
             Ok(all)
         })
     }
-
-    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
-        self.source.namespaces_with_definition(name)
-    }
 }
 
 /// Waits until the readiness file exists, if one is configured.

@@ -6,8 +6,9 @@ use crate::agent::install::error::InstallError;
 use crate::host_path::HostPath;
 use crate::trusted_file::{self, FileId, create_directories};
 use rustix::fs::OFlags;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 /// A file lock on the node, released when this value is dropped.
@@ -74,6 +75,10 @@ impl NodeFiles {
             create_directories(reached.parent().unwrap_or(Path::new("/")))?;
             // Opening it for writing would wake processes that watch the directory.
             let file = trusted_file::open(&reached, OFlags::RDONLY | OFlags::CREATE)?;
+            // A user who can open a file can also hold its lock.
+            if file.metadata()?.mode() & 0o077 != 0 {
+                file.set_permissions(Permissions::from_mode(0o600))?;
+            }
             lock(&file)?;
             // Another process may have removed the file before it was locked.
             if is_at(&file, &reached)? {
