@@ -294,10 +294,9 @@ need_module() {
     mv "$program.new" "$program"
 }
 
-# need_runtimes NAME…: builds components of hack/e2e.sh, in the versions of their go.mod: containerd and Multus, and of
-# istio-cni and cri-o those that are named. They have their own directory: tests/containerd runs Debian's containerd, and
-# its PATH begins with the directory of the other tools. Sets without_crio to the reason if CRI-O can't be built; all other
-# failures end the script.
+# need_runtimes [cri-o]: builds components of hack/e2e.sh, in the versions of their go.mod: containerd and Multus, and CRI-O
+# if it is named. They have their own directory: tests/containerd runs Debian's containerd, and its PATH begins with the
+# directory of the other tools. Sets without_crio to the reason if CRI-O can't be built; all other failures end the script.
 need_runtimes() {
     local containerd=tests/runtimes/containerd crio=tests/runtimes/cri-o name version pinns wanted=" $* "
     version=$(sed -n 's/.*github.com\/containerd\/containerd\/v2 \(v[^ ]*\).*/\1/p' "$containerd/go.mod")
@@ -308,9 +307,6 @@ need_runtimes() {
     done
     need_runtime "$containerd" cri "some seconds" -ldflags '-s -w' ./cri
     need_multus
-    if [[ $wanted == *" istio-cni "* ]]; then
-        need_istio istio-cni
-    fi
     without_crio=''
     [[ $wanted == *" cri-o "* ]] || return 0
     pinns=$(tools_directory)/runtimes/pinns

@@ -22,7 +22,7 @@ usage() {
     echo "e2e.sh cluster: $*; see hack/e2e.sh cluster --help" >&2
     exit 2
 }
-stories=(seeds mesh modes multus multus-thick node product boots live ambient)
+stories=(seeds mesh modes istio-cni multus multus-thick node product boots live ambient)
 directory=hack/cluster/stories
 keep='' names=() RUNTIME=containerd
 while [[ $# -gt 0 ]]; do

@@ -80,6 +80,12 @@ packets() {
 address_of() {
     k get pod --namespace "$1" "$2" -o jsonpath='{.status.podIP}'
 }
+# in_pod POD COMMAND…: runs a command of the first node in the network namespace of a pod.
+in_pod() {
+    local container
+    container=$(enter 1 crictl ps --label "io.kubernetes.pod.name=$1" --state Running --quiet | head -1)
+    enter 1 nsenter --target "$(enter 1 crictl inspect "$container" | jq .info.pid)" --net -- "${@:2}"
+}
 # connections ADDRESS: how many connections from this address the server outside of the cluster accepted.
 connections() {
     grep -cF " tcp $1 connected" "$cluster/outside.log" || true

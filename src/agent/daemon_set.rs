@@ -4,12 +4,12 @@
 //! their signal after that, when a request may be refused already. A watch that was granted before continues without
 //! permission and account, and reports the deletion.
 
-use super::runtime::Tasks;
 use crate::backoff::Backoff;
 use crate::cluster::{Api, ObjectRef};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::time::sleep;
+use tokio::sync::watch;
+use tokio::task::spawn_local;
+use tokio::time::{sleep, timeout};
 
 /// The pauses after failed watches.
 const BACKOFF: Backoff = Backoff::new(Duration::from_secs(4), Duration::from_secs(30));
@@ -24,7 +24,7 @@ pub struct DaemonSet {
     account: Api,
     object: ObjectRef,
     /// The last state that the watch reported.
-    observed: Arc<(Mutex<ObservedDaemonSet>, Condvar)>,
+    observed: watch::Sender<ObservedDaemonSet>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,13 +38,13 @@ impl DaemonSet {
     /// Creates a handle for the DaemonSet `object`, which `account` reads.
     #[must_use]
     pub fn new(account: Api, object: ObjectRef) -> Self {
-        Self { account, object, observed: Arc::new((Mutex::new(ObservedDaemonSet::Unknown), Condvar::new())) }
+        Self { account, object, observed: watch::Sender::new(ObservedDaemonSet::Unknown) }
     }
 
     /// Starts the task that watches the DaemonSet.
-    pub(super) fn watch(&self, tasks: &Tasks) {
+    pub(super) fn watch(&self) {
         let watched = self.clone();
-        tasks.start(|| async move {
+        spawn_local(async move {
             let (mut backoff, mut has_failed) = (BACKOFF, false);
             loop {
                 let started = Instant::now();
@@ -68,32 +68,26 @@ impl DaemonSet {
     ///
     /// # Errors
     /// Neither has an answer; returns the reason.
-    pub(super) fn is_gone(&self) -> Result<bool, String> {
+    pub(super) async fn is_gone(&self) -> Result<bool, String> {
         let started = Instant::now();
-        let error = match self.account.has(&self.object, ANSWER_TIMEOUT) {
+        let error = match self.account.has(&self.object, ANSWER_TIMEOUT).await {
             Ok(exists) => return Ok(!exists),
             Err(error) => error,
         };
         let left = ANSWER_TIMEOUT.saturating_sub(started.elapsed());
-        let is_open = |observed: &mut ObservedDaemonSet| *observed != ObservedDaemonSet::Deleted;
-        let waited = self.observed.1.wait_timeout_while(self.observed(), left, is_open);
-        let (observed, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if *observed == ObservedDaemonSet::Deleted { Ok(true) } else { Err(error.to_string()) }
+        let mut observed = self.observed.subscribe();
+        let deleted = timeout(left, observed.wait_for(|observed| *observed == ObservedDaemonSet::Deleted)).await;
+        deleted.map(|_| true).map_err(|_| error.to_string())
     }
 
     fn observe(&self, exists: bool) {
         let now = if exists { ObservedDaemonSet::Exists } else { ObservedDaemonSet::Deleted };
-        let before = std::mem::replace(&mut *self.observed(), now);
+        let before = self.observed.send_replace(now);
         if before != now && now == ObservedDaemonSet::Deleted {
             tracing::warn!(
                 "DaemonSet {} was deleted: the agent removes the plugin from the node when it ends",
                 self.object
             );
-            self.observed.1.notify_all();
         }
-    }
-
-    fn observed(&self) -> MutexGuard<'_, ObservedDaemonSet> {
-        self.observed.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,7 +6,6 @@
 
 use super::facts::SyncStates;
 use super::metrics::{self, Metrics};
-use super::runtime::Tasks;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
@@ -19,7 +18,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, spawn_local};
 use tokio::time::{sleep, timeout};
 
 /// The limit of connections; further ones wait in the kernel.
@@ -71,9 +70,9 @@ impl Health {
     }
 
     /// Starts the watchdog, a task that calls `end` if the agent is stuck.
-    pub(super) fn supervise(&self, tasks: &Tasks, end: impl FnOnce() + Send + 'static) {
+    pub(super) fn supervise(&self, end: impl FnOnce() + 'static) {
         let health = self.clone();
-        tasks.start(move || async move {
+        spawn_local(async move {
             health.stuck(WATCHDOG_INTERVAL).await;
             end();
         });
@@ -92,7 +91,7 @@ impl Health {
     ///
     /// # Errors
     /// The address can't be bound.
-    pub(super) fn serve(&self, address: SocketAddr, metrics: Metrics, tasks: &Tasks) -> io::Result<SocketAddr> {
+    pub(super) fn serve(&self, address: SocketAddr, metrics: Metrics) -> io::Result<SocketAddr> {
         // IPv6 may be disabled on the node.
         let every_v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()));
         let listener = std::net::TcpListener::bind(address).or_else(|error| {
@@ -102,12 +101,8 @@ impl Health {
         listener.set_nonblocking(true)?;
         rustix::net::listen(&listener, BACKLOG)?;
         let bound = listener.local_addr()?;
-        let listener = {
-            let _inside = tasks.handle().enter();
-            TcpListener::from_std(listener)?
-        };
-        let health = self.clone();
-        tasks.start(|| async move { health.answer_all(&listener, &metrics).await });
+        let (listener, health) = (TcpListener::from_std(listener)?, self.clone());
+        spawn_local(async move { health.answer_all(&listener, &metrics).await });
         Ok(bound)
     }
 
@@ -206,10 +201,11 @@ impl Connections {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::runtime::AgentRuntime;
+    use crate::agent::runtime::run_tasks;
     use std::future::pending;
     use std::io::{ErrorKind, Read, Write};
     use std::net::TcpStream;
+    use std::sync::mpsc::channel;
     use std::thread;
     use std::time::Duration;
     use tokio::sync::oneshot;
@@ -220,13 +216,18 @@ mod tests {
     const PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
 
     fn server() -> SocketAddr {
-        let health = Health::new(SyncStates::default());
-        health.report(None, Duration::from_secs(600));
-        let runtime = AgentRuntime::new().expect("an event loop");
-        let bound = health.serve((Ipv4Addr::LOCALHOST, 0).into(), Metrics::default(), runtime.tasks()).expect("bound");
+        let (sender, bound) = channel();
         // It runs until the process ends.
-        std::mem::forget(runtime.start().expect("a thread"));
-        bound
+        thread::spawn(move || {
+            run_tasks(async {
+                let health = Health::new(SyncStates::default());
+                health.report(None, Duration::from_secs(600));
+                let bound = health.serve((Ipv4Addr::LOCALHOST, 0).into(), Metrics::default());
+                sender.send(bound.expect("bound")).expect("the test waits");
+                pending::<()>().await;
+            })
+        });
+        bound.recv_timeout(DEADLINE).expect("it listens")
     }
 
     fn connect(address: SocketAddr) -> TcpStream {

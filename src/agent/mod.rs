@@ -26,6 +26,6 @@ pub use metrics::Metrics;
 pub use plugin_token::PluginToken;
 pub use pod_reports::PodReports;
 pub use pods::{PodSettings, RepairMode};
-pub use reconcile_loop::{DesiredInstallation, Job, OnExit, run};
-pub use runtime::{AgentRuntime, RunningRuntime, Tasks};
+pub use reconcile_loop::{DesiredInstallation, Installation, Job, OnExit, run};
+pub use runtime::run_tasks;
 pub use services::Services;

@@ -2,7 +2,6 @@
 //! the node, while the API server grants none.
 
 use super::metrics::Metrics;
-use super::runtime::Tasks;
 use crate::cluster::{Api, ObjectRef, Token};
 use crate::wait;
 use k8s_openapi::jiff::Timestamp;
@@ -10,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::task::spawn_blocking;
+use tokio::task::spawn_local;
 use tokio::time::sleep;
 
 /// The requested lifetime; the agent's admission policy allows no longer one. The token is bound to the node, not to the
@@ -45,10 +44,9 @@ struct Granted {
 impl PluginToken {
     /// Starts the task that requests the token of `plugin_account` with the permissions of `account`.
     #[must_use]
-    pub fn start(account: Api, plugin_account: ObjectRef, metrics: Metrics, tasks: &Tasks) -> Self {
+    pub fn start(account: Api, plugin_account: ObjectRef, metrics: Metrics) -> Self {
         let (sender, granted) = watch::channel(Granted::default());
-        let of = plugin_account.clone();
-        tasks.start(move || renew(account, of, metrics, sender));
+        spawn_local(renew(account, plugin_account.clone(), metrics, sender));
         Self { plugin_account, granted, used: RefCell::default(), timeout: Cell::new(FIRST_TIMEOUT) }
     }
 
@@ -87,9 +85,7 @@ impl PluginToken {
 /// Requests a token again and again, until nothing uses it.
 async fn renew(account: Api, of: ObjectRef, metrics: Metrics, granted: watch::Sender<Granted>) {
     loop {
-        let (account, of) = (account.clone(), of.clone());
-        let result = spawn_blocking(move || account.token(&of, LIFETIME).map_err(|error| error.to_string())).await;
-        let result = result.unwrap_or_else(|panic| Err(panic.to_string()));
+        let result = account.token(&of, LIFETIME).await.map_err(|error| error.to_string());
         metrics.token_renewal_failed.set(result.is_err().into());
         let before = granted.borrow().clone();
         let now = Timestamp::now();

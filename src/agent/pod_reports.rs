@@ -1,7 +1,6 @@
 //! Events of the node's pods: one task writes them to the API server, one after the other. Each pod and each namespace has
 //! a limited rate, so that a pod's author can neither silence other tenants nor keep the API server busy.
 
-use super::runtime::Tasks;
 use super::token_bucket::TokenBucket;
 use crate::cluster::{Api, Event};
 use crate::cni::{Code, Error};
@@ -11,7 +10,7 @@ use std::future::pending;
 use std::mem::replace;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::{JoinHandle, spawn_blocking, spawn_local};
 use tokio::time::sleep;
 
 /// The limit of Events that wait for the API server.
@@ -37,11 +36,11 @@ pub struct PodReports(Option<mpsc::Sender<Report>>);
 impl PodReports {
     /// Starts the task; without an account, Events are dropped.
     #[must_use]
-    pub fn start(account: Option<Api>, tasks: &Tasks) -> Self {
+    pub fn start(account: Option<Api>) -> Self {
         let Some(account) = account else { return Self::none() };
         let (sender, reports) = mpsc::channel(MAX_WAITING);
         let write = move |(pod, event): &Report| account.tell(pod, event);
-        tasks.start(move || write_all(reports, write, RETRY_DELAY));
+        spawn_local(write_all(reports, write, RETRY_DELAY));
         Self(Some(sender))
     }
 

@@ -1,5 +1,6 @@
 //! The agent's main loop: reconciles the node with the desired state at every change, and reports readiness.
 
+mod installer;
 mod iteration;
 mod messages;
 
@@ -7,36 +8,28 @@ use super::containers::{ContainerSettings, ExcludedContainers};
 use super::daemon_set::DaemonSet;
 use super::facts::SyncStates;
 use super::health::Health;
-use super::install::{
-    ConfigurationTarget, DesiredState, InstallError, InstallPlan, Leadership, NodeFiles, reconcile, undo,
-};
+use super::install::NodeFiles;
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
 use super::pods::RepairMode;
-use super::runtime::AgentRuntime;
 use super::services::{self, Services};
-use super::socket;
-use super::watch::{DirectoryWatch, WakeReason};
+use super::watch::EndSignals;
 use crate::cluster::{Api, Event};
 use crate::pod::PodRef;
-use crate::wait;
 use clap::ValueEnum;
-use iteration::{Iteration, Readiness, Stability};
+use installer::{Installer, Role, STANDBY_INTERVAL};
+use iteration::{Iteration, Stability};
 use messages::LastLogged;
-use std::collections::BTreeSet;
-use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::process;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
+use tokio::time::sleep;
+
+pub use installer::{DesiredInstallation, Installation};
 
 /// The interval of reconciliations if the kernel does not report changes.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// The interval in which an agent on standby checks whether it leads now.
-const STANDBY_INTERVAL: Duration = Duration::from_millis(100);
-/// How long an agent that ends waits until the next one serves the plugin's requests.
-const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The limit of pods that wait for a check of their rules for excluded containers.
 const MAX_DAMAGED: usize = 64;
@@ -52,29 +45,10 @@ pub enum OnExit {
     Auto,
 }
 
-/// The desired state of the node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DesiredInstallation {
-    /// The desired state, with the last accepted configuration.
-    pub desired: DesiredState,
-    /// Why a newer configuration is not in use.
-    pub rejected: Option<String>,
-}
-
 /// The settings of an agent.
-pub struct Job<'a> {
-    /// The event loop of the agent's tasks, which has not been started.
-    pub runtime: &'a AgentRuntime,
-    /// The node's files.
-    pub node: &'a NodeFiles,
-    /// Returns the desired state; called in each iteration, because tokens and configurations change.
-    pub desired: &'a dyn Fn() -> Result<DesiredInstallation, String>,
-    /// The program to copy.
-    pub program: &'a Path,
-    /// The directories of the files that `desired` reads, as this process reaches them.
-    pub sources: Vec<PathBuf>,
-    /// The agent's DaemonSet, as NAMESPACE/NAME: it owns the installation.
-    pub owner: Option<String>,
+pub struct Job {
+    /// The installation on the node.
+    pub installation: Installation,
     /// What happens to the plugin when the agent ends.
     pub on_exit: OnExit,
     /// The agent's DaemonSet, if `on_exit` depends on it.
@@ -85,7 +59,7 @@ pub struct Job<'a> {
     pub metrics: Metrics,
     /// The services that need the node's name; `None` if it is unknown.
     pub services: Option<Services>,
-    /// The account that writes Events and conditions of pods; `None` to only log Events.
+    /// The account that writes Events of pods; `None` to only log Events.
     pub account: Option<Api>,
     /// How the traffic of excluded containers bypasses the sidecar; `None` if containers can't be excluded.
     pub containers: Option<ContainerSettings>,
@@ -93,80 +67,62 @@ pub struct Job<'a> {
     pub own_pod: Option<PodRef>,
 }
 
-/// Runs the agent until SIGTERM or SIGINT. Problems of the node do not end it; `/readyz` and the log report them.
+/// Runs the agent until SIGTERM or SIGINT, with [`super::run_tasks`]. Problems of the node do not end it; `/readyz` and
+/// the log report them.
 ///
 /// # Errors
-/// A signal descriptor, a thread or the health address is not available, or the final removal of the plugin fails.
-pub fn run(job: &Job<'_>) -> Result<(), String> {
-    let signal_error = |error| format!("can't wait for signals: {error}");
+/// A signal descriptor or the health address is not available, or the final removal of the plugin fails.
+pub async fn run(job: Job) -> Result<(), String> {
     // Before any thread is started, because a thread inherits the signal mask.
-    let mut watch = DirectoryWatch::new().map_err(signal_error)?;
-    // Dropped last: the others end tasks.
-    let _running = job.runtime.start().map_err(|error| format!("can't start the thread of the tasks: {error}"))?;
-    let tasks = job.runtime.tasks();
+    let signals = EndSignals::new().map_err(|error| format!("can't wait for signals: {error}"))?;
     let watches = SyncStates::default();
     let health = Health::new(watches.clone());
     if let Some(address) = job.health_address {
         let bound = health
-            .serve(address, job.metrics.clone(), tasks)
+            .serve(address, job.metrics.clone())
             .map_err(|error| format!("can't listen on health address {address}: {error}"))?;
         tracing::info!(address = %bound, "serving /healthz, /readyz and /metrics");
-        health.supervise(tasks, exit_stuck);
+        health.supervise(exit_stuck);
     }
-    job.daemon_set.iter().for_each(|daemon_set| daemon_set.watch(tasks));
-    let reports = PodReports::start(job.account.clone(), tasks);
+    job.daemon_set.iter().for_each(DaemonSet::watch);
+    let reports = PodReports::start(job.account.clone());
     let mut last_event = None;
     let (mut stability, mut logged) = (Stability::default(), LastLogged::default());
-    let (mut leadership, mut installer) = (None, None);
-    let mut on_standby: Option<(Instant, Option<String>)> = None;
-    let mut running = None;
-    loop {
-        watch.discard_events();
-        if running.is_none() && !job.is_occupied() {
-            running = Some(job.start_services(&reports, &watches)?);
+    let mut installer = Installer::new(job.installation, job.metrics.clone());
+    let services = ServiceSettings { services: job.services, containers: job.containers, metrics: job.metrics.clone() };
+    let mut running: Option<RunningServices> = None;
+    let leads = loop {
+        let role;
+        (installer, role) = installer.run(Installer::role).await?;
+        match (&role, running.take()) {
+            // The agent of the DaemonSet that owns the installation serves the plugin.
+            (Role::Foreign, Some(services)) => services.stop().await,
+            (Role::Foreign, None) => {}
+            (_, Some(services)) => running = Some(services),
+            (_, None) => running = Some(services.start(installer.node(), &reports, &watches)?),
         }
-        if leadership.is_none() && !job.is_occupied() {
-            let found = job.node.lead();
-            if let Ok(None) = found {
-                // Another agent leads, as in a rolling update. This one takes over when that one has ended, so it is
-                // ready only if it could.
-                let last = on_standby.take().filter(|(checked, _)| checked.elapsed() < POLL_INTERVAL);
-                let (_, obstacle) = on_standby.insert(last.unwrap_or_else(|| (Instant::now(), job.obstacle())));
+        match role {
+            Role::Standby(obstacle) => {
                 health.report(obstacle.clone(), STANDBY_INTERVAL);
                 logged.standby(obstacle.as_deref());
-                if watch.wait(STANDBY_INTERVAL, true).map_err(signal_error)? == WakeReason::Signal {
-                    return Ok(());
+                tokio::select! {
+                    () = signals.received() => break false,
+                    () = sleep(STANDBY_INTERVAL) => continue,
                 }
-                continue;
             }
-            leadership = found.ok().flatten();
-            if let Some(RunningServices { services: Some(services), .. }) = &running {
-                services.lead();
-            }
+            Role::Leads => running.iter().filter_map(|running| running.services.as_ref()).for_each(|it| it.lead()),
+            Role::Foreign => {}
         }
-        let (desired, rejected) = match (job.desired)() {
-            Ok(DesiredInstallation { desired, rejected }) => {
-                (Ok(DesiredState { owner: job.owner.clone(), ..desired }), rejected)
-            }
-            Err(why) => (Err(why), None),
-        };
-        watch.directories(&job.directories(desired.as_ref().ok()));
-        if let Ok(desired) = &desired {
-            installer = Some(desired.installer.clone());
-        }
-        let iteration = job.iterate(desired);
-        if matches!(iteration, Iteration::Occupied(_)) {
-            // The agent of the DaemonSet that owns the installation serves the plugin.
-            running = None;
-        }
+        let (iteration, rejected);
+        (installer, (iteration, rejected)) = installer.run(Installer::iterate).await?;
         let (readiness, mut delay, ignore_events) = iteration.assess(&mut stability, Instant::now());
-        if !watch.is_complete() && !ignore_events {
+        if !installer.watch.is_complete() && !ignore_events {
             delay = delay.min(POLL_INTERVAL);
         }
-        if let Some(RunningServices { services: Some(services), .. }) = &mut running {
+        if let Some(RunningServices { services: Some(services), .. }) = &running {
             services.report(iteration.taint_decision(&readiness));
         }
-        job.count(&iteration, &readiness);
+        iteration.count(&job.metrics, &readiness);
         job.metrics.rejected.set(rejected.is_some().into());
         let rejected = rejected.map(|reason| format!("{reason}; the last accepted configuration stays in use"));
         // The plugin works with the earlier configuration: /readyz fails, but the taint stays off.
@@ -180,16 +136,25 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         logged.iteration(&iteration, &readiness, delay);
         // Its own changes are not distinguishable from those of other processes, so it ignores the events after a
         // repair and compares again.
-        if watch.wait(delay, ignore_events).map_err(signal_error)? == WakeReason::Signal {
-            let removes = job.removes();
-            let result = installer.map_or(Ok(()), |installer| job.end(&installer, removes));
-            job.hand_over(leadership);
-            if let Some(RunningServices { services: Some(services), .. }) = running.as_mut().filter(|_| removes) {
-                services.remove_taint();
-            }
-            return result;
+        tokio::select! {
+            () = signals.received() => break true,
+            () = installer.watch.changed(), if !ignore_events => {}
+            () = sleep(delay) => {}
+        }
+    };
+    let mut result = Ok(());
+    if leads {
+        let removes = removes(job.on_exit, job.daemon_set.as_ref()).await;
+        let socket = services.services.as_ref().and_then(|services| services.socket.clone());
+        (_, result) = installer.run(move |installer| installer.end(removes, socket.as_ref())).await?;
+        if let Some(RunningServices { services: Some(services), .. }) = running.as_mut().filter(|_| removes) {
+            services.remove_taint().await;
         }
     }
+    if let Some(services) = running {
+        services.stop().await;
+    }
+    result
 }
 
 /// Returns the Event for a rejected configuration, for another reason that prevents the installation, or for Multus's
@@ -212,156 +177,49 @@ fn exit_stuck() {
     process::exit(1);
 }
 
-/// The services of an agent whose DaemonSet owns the installation. Dropping them ends their tasks.
+/// Whether the plugin is removed from the node now that the agent ends.
+async fn removes(on_exit: OnExit, daemon_set: Option<&DaemonSet>) -> bool {
+    match (on_exit, daemon_set) {
+        (OnExit::Remove, _) => true,
+        (OnExit::Auto, Some(daemon_set)) => daemon_set.is_gone().await.unwrap_or_else(|error| {
+            tracing::warn!("{error}; the plugin stays on the node; run `detour uninstall` to remove it");
+            false
+        }),
+        (OnExit::Leave | OnExit::Auto, _) => false,
+    }
+}
+
+/// The services of an agent whose DaemonSet owns the installation.
+struct ServiceSettings {
+    services: Option<Services>,
+    containers: Option<ContainerSettings>,
+    metrics: Metrics,
+}
+
 struct RunningServices {
     services: Option<services::RunningServices>,
-    #[expect(dead_code, reason = "held, never read")]
+    #[expect(dead_code, reason = "held, never read: its tasks end with it")]
     containers: Option<ExcludedContainers>,
 }
 
-impl Job<'_> {
-    /// Whether the plugin is removed from the node now that the agent ends.
-    fn removes(&self) -> bool {
-        match (self.on_exit, &self.daemon_set) {
-            (OnExit::Remove, _) => true,
-            (OnExit::Auto, Some(daemon_set)) => daemon_set.is_gone().unwrap_or_else(|error| {
-                tracing::warn!("{error}; the plugin stays on the node; run `detour uninstall` to remove it");
-                false
-            }),
-            (OnExit::Leave | OnExit::Auto, _) => false,
-        }
-    }
-
-    /// Whether the installation on the node belongs to another DaemonSet.
-    fn is_occupied(&self) -> bool {
-        self.node.other_owner(self.owner.as_deref()).is_ok_and(|owner| owner.is_some())
-    }
-
-    fn start_services(&self, reports: &PodReports, watches: &SyncStates) -> Result<RunningServices, String> {
+impl ServiceSettings {
+    fn start(&self, node: &NodeFiles, reports: &PodReports, watches: &SyncStates) -> Result<RunningServices, String> {
         let (sender, damaged) = mpsc::channel(MAX_DAMAGED);
         let repairs = self.services.as_ref().is_some_and(|services| services.pods.repair != RepairMode::Off);
         let sender = repairs.then_some(sender);
-        let start = |settings: &ContainerSettings| {
-            settings.start(self.node, &self.metrics, reports.clone(), sender, self.runtime.tasks())
-        };
+        let start = |settings: &ContainerSettings| settings.start(node, &self.metrics, reports.clone(), sender);
         let containers = self.containers.as_ref().map(start).transpose()?;
         let of_containers = (containers.clone(), damaged);
-        let start = |services: &Services| services.start(self.node, &self.metrics, of_containers, reports, watches);
+        let start = |services: &Services| services.start(node, &self.metrics, of_containers, reports, watches);
         let services = self.services.as_ref().map(start).transpose()?;
         Ok(RunningServices { services, containers })
     }
+}
 
-    fn iterate(&self, desired: Result<DesiredState, String>) -> Iteration {
-        let desired = match desired {
-            Ok(desired) => desired,
-            Err(reason) => return Iteration::Failed(reason),
-        };
-        self.reconcile(&desired).unwrap_or_else(|error| match error {
-            InstallError::Owned(_) => Iteration::Occupied(error.to_string()),
-            error => Iteration::Failed(error.to_string()),
-        })
-    }
-
-    fn reconcile(&self, desired: &DesiredState) -> Result<Iteration, InstallError> {
-        let lock = self.node.lock()?;
-        let found = self.node.look(Some(desired))?;
-        let invalid_chain_files = found.invalid_chain_files.len();
-        let plan = reconcile(desired, &found)?;
-        self.node.apply(&plan, self.program, &lock)?;
-        let follows = plan.follows(&found);
-        let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
-        if desired.multus_chain.is_some() {
-            self.metrics.multus_chain(invalid_chain_files);
+impl RunningServices {
+    async fn stop(self) {
+        if let Some(services) = self.services {
+            services.stop().await;
         }
-        Ok(match (&plan.waits_for, &plan.lacks) {
-            _ if plan.refused.is_some() => Iteration::Failed(with_notes(plan.unmet().unwrap_or_default())),
-            (None, _) if follows => Iteration::Followed(Box::new(plan)),
-            _ if !plan.actions.is_empty() => Iteration::Repaired(Box::new(plan)),
-            (Some(missing), _) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
-            (None, _) if plan.invalid_chain.is_some() => {
-                Iteration::ChainSkipped(with_notes(plan.unmet().unwrap_or_default()))
-            }
-            (None, Some(lacking)) => Iteration::Lacks(with_notes(format!("missing: {lacking}"))),
-            (None, None) if plan.is_settling => Iteration::Settling,
-            (None, None) => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
-        })
-    }
-
-    /// Returns why this agent could not install the plugin now. Changes nothing.
-    fn obstacle(&self) -> Option<String> {
-        let desired = match (self.desired)() {
-            Ok(DesiredInstallation { desired, .. }) => DesiredState { owner: self.owner.clone(), ..desired },
-            Err(why) => return Some(why),
-        };
-        match self.node.look(Some(&desired)).and_then(|found| reconcile(&desired, &found)) {
-            Ok(plan) => plan.refused,
-            Err(error) => Some(error.to_string()),
-        }
-    }
-
-    fn count(&self, iteration: &Iteration, readiness: &Readiness) {
-        self.metrics.ready.set((*readiness == Readiness::Ready).into());
-        match iteration {
-            Iteration::Repaired(_) => self.metrics.install("done"),
-            Iteration::Failed(_) | Iteration::Occupied(_) => self.metrics.install("failed"),
-            Iteration::Settled(_)
-            | Iteration::Lacks(_)
-            | Iteration::Followed(_)
-            | Iteration::Settling
-            | Iteration::Waits(_)
-            | Iteration::ChainSkipped(_) => {}
-        }
-    }
-
-    /// Returns the directories whose changes require a new iteration.
-    fn directories(&self, desired: Option<&DesiredState>) -> Vec<PathBuf> {
-        let mut paths = BTreeSet::new();
-        if let Some(desired) = desired {
-            paths.extend(desired.programs.iter().map(|path| path.parent()));
-            paths.extend(desired.kubeconfig.iter().map(|(path, _)| path.parent()));
-            paths.extend(desired.node.iter().map(|(path, _)| path.parent()));
-            paths.extend(desired.configurations.iter().map(ConfigurationTarget::directory));
-        }
-        let reached = paths.iter().filter_map(|path| self.node.reach(path).ok());
-        let linked = desired.into_iter().flat_map(|desired| self.node.linked_directories(desired));
-        reached.chain(linked).chain(self.sources.iter().cloned()).collect()
-    }
-
-    /// Lets an agent on standby lead. If there is one, waits until it serves the plugin's requests, so that there is always
-    /// one that does.
-    fn hand_over(&self, leadership: Option<Leadership>) {
-        let Some(leadership) = leadership else { return };
-        let socket = self.services.as_ref().and_then(|services| services.socket.as_ref());
-        let socket = socket.and_then(|socket| self.node.reach(socket).ok());
-        let own = socket.and_then(|socket| Some((socket::identity(&socket).ok()?, socket)));
-        self.node.forget_leadership(Some(leadership));
-        let Some((own, socket)) = own else { return };
-        let until = |timeout, is: &dyn Fn() -> bool| {
-            let interval = STANDBY_INTERVAL / 10;
-            wait::until(timeout, [interval; 2], || Ok::<_, Infallible>(is().then_some(()))) == Ok(Some(()))
-        };
-        if until(3 * STANDBY_INTERVAL, &|| self.node.has_agent()) {
-            until(HANDOVER_TIMEOUT, &|| socket::identity(&socket).is_ok_and(|file| file != own));
-        }
-    }
-
-    fn end(&self, installer: &str, removes: bool) -> Result<(), String> {
-        let remove = || {
-            let lock = self.node.lock()?;
-            let found = self.node.look(None)?;
-            let plan = if found.record.installer == installer { undo(&found) } else { InstallPlan::default() };
-            if !plan.actions.is_empty() {
-                self.node.apply(&plan, self.program, &lock)?;
-            }
-            self.node.forget_lock(lock);
-            Ok(plan)
-        };
-        let plan =
-            if removes { remove().map_err(|error: InstallError| error.to_string())? } else { InstallPlan::default() };
-        plan.actions.iter().for_each(|action| tracing::info!("{action}"));
-        plan.notes.iter().for_each(|note| tracing::warn!("{note}"));
-        let result = if plan.actions.is_empty() { "stays on" } else { "was removed from" };
-        tracing::info!("the agent ends; the plugin {result} the node");
-        Ok(())
     }
 }

@@ -8,7 +8,6 @@ use super::install::NodeFiles;
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
 use super::pods::{PodReconciler, PodSettings, PodSignals};
-use super::runtime::Tasks;
 use super::socket;
 use super::taint::{Taint, TaintController};
 use crate::cluster::Api;
@@ -18,15 +17,13 @@ use crate::pod::PodRef;
 use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::timeout;
 
 /// The settings of the services.
 #[derive(Debug, Clone)]
 pub struct Services {
-    /// The event loop.
-    pub tasks: Tasks,
     /// The name of the Node object.
     pub node_name: String,
     /// The path of the socket for the plugin's requests; `None` for no socket.
@@ -41,22 +38,11 @@ pub struct Services {
     pub taint: Option<String>,
 }
 
-/// What an agent does about the node's taint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum TaintDecision {
-    /// The plugin is not ready.
-    Add,
-    /// The plugin is ready.
-    Remove,
-    /// It is not known yet whether the plugin is ready.
-    Unchanged,
-}
-
-/// The running services. Dropping them ends the task of the watches and the socket.
+/// The running services.
 pub(super) struct RunningServices {
-    end: Option<oneshot::Sender<()>>,
-    /// Disconnected when the task has ended.
-    ended: Receiver<()>,
+    /// Ends the task of the watches and the socket.
+    end: oneshot::Sender<()>,
+    task: JoinHandle<()>,
     /// Dropping it ends the reconciler of running pods.
     leads: watch::Sender<bool>,
     taint: Option<TaintController>,
@@ -87,39 +73,35 @@ impl Services {
             policies: policies_report,
             states: states.clone(),
         };
-        let (services, shared_facts, shared) = (self.clone(), facts.clone(), (states.clone(), metrics.clone()));
-        let ((leads, is_leading), (running, has_ended)) = (watch::channel(false), channel());
-        let leads_socket = is_leading.clone();
-        self.tasks.start(|| async move {
-            services.run(&shared_facts, &shared, (socket, leads_socket, &answers), ended).await;
-            drop::<Sender<()>>(running);
-        });
+        let (leads, is_leading) = watch::channel(false);
+        let task = spawn_local(self.clone().run(socket, is_leading.clone(), answers, ended));
         // An agent that neither repairs nor changes pods may have no access to saved state: the chart does not mount it.
         if self.pods.uses_saved_state() {
             let (account, reports) = (self.account.clone(), reports.clone());
             let pods = PodReconciler::new(self.pods, node.clone(), account, reports, metrics.clone());
-            pods.start(&self.tasks, facts, policies, PodSignals { leads: is_leading, damaged });
+            pods.start(facts, policies, PodSignals { leads: is_leading, damaged });
         }
         let taint =
             |key: &String| Taint { key: key.clone(), node: self.node_name.clone(), account: self.account.clone() };
-        let taint = self.taint.as_ref().map(|key| taint(key).start(&self.tasks));
-        Ok(RunningServices { end: Some(end), ended: has_ended, leads, taint })
+        let taint = self.taint.as_ref().map(|key| taint(key).start());
+        Ok(RunningServices { end, task, leads, taint })
     }
 
     async fn run(
-        &self,
-        facts: &SharedFacts,
-        (states, metrics): &(SyncStates, Metrics),
-        (socket, leads, answers): (Option<PathBuf>, watch::Receiver<bool>, &Answers),
+        self,
+        socket: Option<PathBuf>,
+        leads: watch::Receiver<bool>,
+        answers: Answers,
         ended: oneshot::Receiver<()>,
     ) {
         let mut connections = Connections::new(socket::MAX_CONNECTIONS);
         let serve = async {
             match socket {
-                Some(socket) => socket::serve(&socket, answers, &mut connections, leads).await,
+                Some(socket) => socket::serve(&socket, &answers, &mut connections, leads).await,
                 None => pending().await,
             }
         };
+        let Answers { facts, states, metrics, .. } = &answers;
         tokio::select! {
             _ = ended => {}
             () = facts.watch(&self.account, &self.node_name, self.definitions, states, metrics) => {}
@@ -131,34 +113,31 @@ impl Services {
 }
 
 impl RunningServices {
-    /// Serves the plugin's requests and changes pods from now on: this agent leads.
+    /// Serves the plugin's requests from now on: this agent leads.
     pub(super) fn lead(&self) {
-        self.leads.send_replace(true);
+        self.leads.send_if_modified(|leads| !std::mem::replace(leads, true));
     }
 
-    /// Reports an attempt to install the plugin. The reconciler of running pods reads the installed configurations again,
-    /// and the node's taint changes.
-    pub(super) fn report(&mut self, taint: TaintDecision) {
-        self.lead();
-        match (&self.taint, taint) {
-            (Some(controller), TaintDecision::Add) => controller.set_ready(false),
-            (Some(controller), TaintDecision::Remove) => controller.set_ready(true),
-            (None, _) | (_, TaintDecision::Unchanged) => {}
+    /// Reports an attempt to install the plugin, and whether the node is ready if that is known: the node's taint changes,
+    /// and the reconciler of running pods reads the installed configurations again.
+    pub(super) fn report(&self, is_ready: Option<bool>) {
+        self.leads.send_replace(true);
+        if let (Some(taint), Some(is_ready)) = (&self.taint, is_ready) {
+            taint.set_ready(is_ready);
         }
     }
 
     /// Removes the taint, because the plugin is removed from the node.
-    pub(super) fn remove_taint(&mut self) {
+    pub(super) async fn remove_taint(&mut self) {
         if let Some(taint) = self.taint.take() {
-            taint.remove();
+            taint.remove().await;
         }
     }
-}
 
-impl Drop for RunningServices {
-    fn drop(&mut self) {
-        drop(self.end.take());
-        // The task answers the requests that it has received, and removes the socket.
-        let _ = self.ended.recv();
+    /// Answers the requests that were received, and ends: the socket is removed.
+    pub(super) async fn stop(self) {
+        drop(self.end);
+        // Fails only if the task panics.
+        let _ = self.task.await;
     }
 }

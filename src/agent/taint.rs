@@ -1,15 +1,12 @@
 //! The taint that keeps new pods off a node on which the plugin is not ready.
 
-use super::runtime::Tasks;
 use crate::backoff::Backoff;
 use crate::cluster::{Api, NodeTaints};
 use crate::cni::{Code, Error};
 use serde_json::{Value, json};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::{sleep, timeout};
 
 /// New pods are not scheduled onto the node; running ones stay (k8s.io/api, `core/v1`: `TaintEffectNoSchedule`).
@@ -39,35 +36,24 @@ pub struct Taint {
 pub struct TaintController {
     /// Whether the node has the taint; `None` while that is not known.
     desired: watch::Sender<Option<bool>>,
-    /// Disconnected when the task has ended.
-    ended: Receiver<()>,
+    task: JoinHandle<()>,
 }
 
 impl Taint {
     /// Starts the task. The node does not change until the first call of [`TaintController::set_ready`].
-    pub fn start(self, tasks: &Tasks) -> TaintController {
-        let ((desired, updates), (end, ended)) = (watch::channel(None), channel());
-        tasks.start(|| async move {
-            self.run(updates).await;
-            drop::<Sender<()>>(end);
-        });
-        TaintController { desired, ended }
+    #[must_use]
+    pub fn start(self) -> TaintController {
+        let (desired, updates) = watch::channel(None);
+        TaintController { desired, task: spawn_local(self.run(updates)) }
     }
 
     /// Runs until the controller is dropped and its last state is applied.
     async fn run(self, mut updates: watch::Receiver<Option<bool>>) {
         let (mut backoff, mut logged) = (Backoff::new(MIN_PAUSE, MAX_PAUSE), String::new());
         loop {
-            let desired = *updates.borrow_and_update();
-            let Some(is_tainted) = desired else {
-                if updates.changed().await.is_err() {
-                    return;
-                }
-                continue;
-            };
-            let taint = self.clone();
-            let result = spawn_blocking(move || taint.reconcile(is_tainted)).await;
-            match result.unwrap_or_else(|panic| Err(Error::new(Code::Internal, panic.to_string()))) {
+            let desired = updates.wait_for(Option::is_some).await.map(|desired| *desired == Some(true));
+            let Ok(is_tainted) = desired else { return };
+            match self.reconcile(is_tainted).await {
                 Ok(changed) => {
                     if changed {
                         let change = if is_tainted { "added to" } else { "removed from" };
@@ -96,16 +82,16 @@ impl Taint {
     }
 
     /// Adds or removes the taint. Returns whether that changed the node.
-    fn reconcile(&self, is_tainted: bool) -> Result<bool, Error> {
+    async fn reconcile(&self, is_tainted: bool) -> Result<bool, Error> {
         let mut conflicts = 0;
         loop {
-            let node = self.account.node(&self.node)?;
+            let node = self.account.node(&self.node).await?;
             let Some(taints) = changed(&node.taints, &self.key, is_tainted) else { return Ok(false) };
-            match self.account.taint(&NodeTaints { taints, ..node }) {
+            match self.account.taint(&NodeTaints { taints, ..node }).await {
                 Ok(()) => return Ok(true),
                 Err(error) if error.code == Code::PodUnknown && conflicts < MAX_CONFLICTS => {
                     conflicts += 1;
-                    thread::park_timeout(MIN_PAUSE);
+                    sleep(MIN_PAUSE).await;
                 }
                 Err(error) => return Err(error),
             }
@@ -121,10 +107,10 @@ impl TaintController {
 
     /// Removes the taint, and waits for it: the plugin is removed from the node, and no other process would remove the
     /// taint later.
-    pub fn remove(self) {
+    pub async fn remove(self) {
         self.set_ready(true);
         drop(self.desired);
-        if self.ended.recv_timeout(END_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+        if timeout(END_TIMEOUT, self.task).await.is_err() {
             tracing::warn!(
                 "can't remove the node's taint within {} s; remove it with kubectl taint",
                 END_TIMEOUT.as_secs()

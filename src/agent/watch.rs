@@ -1,33 +1,59 @@
 //! Waits for changes in directories (inotify) and for the signals that end the process.
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::os::fd::AsFd;
+use std::future::pending;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use tokio::io::unix::AsyncFd;
 
-/// Why a wait ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum WakeReason {
-    /// SIGTERM or SIGINT.
-    Signal,
-    /// A change in a directory.
-    Change,
-    /// The timeout.
-    Timeout,
+/// Waits for SIGTERM or SIGINT.
+///
+/// tokio's own signals would add system calls to every event loop, including that of the plugin.
+#[derive(Debug)]
+pub(super) struct EndSignals(AsyncFd<SignalFd>);
+
+impl EndSignals {
+    /// Blocks the signals in this thread and the threads that it starts: process 1 of a container would ignore them
+    /// otherwise.
+    ///
+    /// # Errors
+    /// The kernel refuses a signal descriptor.
+    pub(super) fn new() -> io::Result<Self> {
+        let mut set = SigSet::empty();
+        set.add(Signal::SIGTERM);
+        set.add(Signal::SIGINT);
+        set.thread_block()?;
+        Ok(Self(registered(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)?))
+    }
+
+    /// Waits for the first signal, and returns at once after it.
+    pub(super) async fn received(&self) {
+        // Fails only if the event loop ends.
+        let _ = self.0.readable().await;
+    }
 }
 
-/// A watch of directories and signals.
+/// An inotify instance as tokio needs it.
+#[derive(Debug)]
+struct Events(Inotify);
+
+impl AsRawFd for Events {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+/// A watch of directories.
 #[derive(Debug)]
 pub(super) struct DirectoryWatch {
-    signals: SignalFd,
     /// `None` if the kernel refuses another instance (`fs.inotify.max_user_instances`).
-    inotify: Option<Inotify>,
+    events: Option<AsyncFd<Events>>,
     /// Whether the kernel watches all requested directories.
     complete: bool,
     /// The watched directories. With a name, only events of the entry of this name count.
@@ -35,29 +61,20 @@ pub(super) struct DirectoryWatch {
 }
 
 impl DirectoryWatch {
-    /// Creates a watch. SIGTERM and SIGINT are blocked in this thread and the threads that it starts, and end a wait
-    /// instead: process 1 of a container would ignore them otherwise.
-    ///
-    /// # Errors
-    /// The kernel refuses a signal descriptor.
-    pub(super) fn new() -> Result<Self, Errno> {
-        let mut set = SigSet::empty();
-        set.add(Signal::SIGTERM);
-        set.add(Signal::SIGINT);
-        set.thread_block()?;
-        let signals = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
-        if let Err(error) = &inotify {
+    /// Creates a watch without directories.
+    pub(super) fn new() -> Self {
+        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).map_err(io::Error::from);
+        let events = inotify.and_then(|inotify| registered(Events(inotify))).inspect_err(|error| {
             tracing::warn!(%error, "can't watch files; polling them instead: raise fs.inotify.max_user_instances");
-        }
-        let inotify = inotify.ok();
-        Ok(Self { signals, complete: inotify.is_some(), inotify, watched: BTreeMap::new() })
+        });
+        let events = events.ok();
+        Self { complete: events.is_some(), events, watched: BTreeMap::new() }
     }
 
     /// Watches these directories and their parents, so that a directory that is created again or a symbolic link that
     /// is replaced (as the kubelet's `..data`) is noticed. For a missing directory, watches the nearest ancestor.
     pub(super) fn directories(&mut self, directories: &[PathBuf]) {
-        let Some(inotify) = &self.inotify else { return };
+        let Some(events) = &self.events else { return };
         let content = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_CLOSE_WRITE
             | AddWatchFlags::IN_ATTRIB
@@ -83,7 +100,7 @@ impl DirectoryWatch {
         }
         let (mut watched, mut complete) = (BTreeMap::new(), true);
         for (path, (flags, child)) in requested {
-            match inotify.add_watch(path, flags | AddWatchFlags::IN_ONLYDIR) {
+            match events.get_ref().0.add_watch(path, flags | AddWatchFlags::IN_ONLYDIR) {
                 Ok(watch) => drop(watched.insert(id(watch), child)),
                 // While the agent polls, the same failure recurs with each poll.
                 Err(error) if self.complete => {
@@ -101,38 +118,26 @@ impl DirectoryWatch {
         self.complete
     }
 
-    /// Discards all pending events of directories.
+    /// Discards all pending events.
     pub(super) fn discard_events(&self) {
-        while self.inotify.as_ref().is_some_and(|inotify| inotify.read_events().is_ok()) {}
+        while self.read().is_ok() {}
     }
 
-    /// Waits for a signal or, unless `ignore_events`, a change, for `time` at most.
-    ///
-    /// # Errors
-    /// The kernel refuses to wait.
-    pub(super) fn wait(&self, time: Duration, ignore_events: bool) -> Result<WakeReason, Errno> {
-        let end = Instant::now() + time;
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            let mut descriptors = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-            if let Some(inotify) = self.inotify.as_ref().filter(|_| !ignore_events) {
-                descriptors.push(PollFd::new(inotify.as_fd(), PollFlags::POLLIN));
-            }
-            // Rounded up, so that poll does not spin through the last millisecond.
-            let timeout = PollTimeout::try_from(left + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX);
-            match poll(&mut descriptors, timeout) {
-                Ok(0) => return Ok(WakeReason::Timeout),
-                Ok(_) if self.signals.read_signal()?.is_some() => return Ok(WakeReason::Signal),
-                Ok(_) if self.has_relevant_event() => return Ok(WakeReason::Change),
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(error) => return Err(error),
+    /// Waits for a change.
+    pub(super) async fn changed(&self) {
+        let Some(events) = &self.events else { return pending().await };
+        // Fails only if the event loop ends.
+        while let Ok(mut ready) = events.readable().await {
+            match self.read() {
+                Ok(found) if found.iter().any(|event| self.is_relevant(event)) => return,
+                Ok(_) => {}
+                Err(_) => ready.clear_ready(),
             }
         }
     }
 
-    fn has_relevant_event(&self) -> bool {
-        let events = self.inotify.as_ref().and_then(|inotify| inotify.read_events().ok()).unwrap_or_default();
-        events.iter().any(|event| self.is_relevant(event))
+    fn read(&self) -> Result<Vec<InotifyEvent>, Errno> {
+        self.events.as_ref().map_or(Err(Errno::EAGAIN), |events| events.get_ref().0.read_events())
     }
 
     fn is_relevant(&self, event: &InotifyEvent) -> bool {
@@ -146,6 +151,11 @@ impl DirectoryWatch {
     }
 }
 
+#[expect(deprecated, reason = "its replacement is unsafe; these descriptors are open as long as their owners exist")]
+fn registered<T: AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
+    AsyncFd::new(owner)
+}
+
 fn id(watch: WatchDescriptor) -> i32 {
     watch.as_raw()
 }
@@ -154,17 +164,19 @@ fn id(watch: WatchDescriptor) -> i32 {
 mod tests {
     use super::*;
     use std::fs;
+    use std::time::Duration;
+    use tokio::time::timeout;
 
-    #[test]
-    fn a_new_file_ends_the_wait_and_a_new_directory_does_not() {
+    #[tokio::test]
+    async fn a_new_file_ends_the_wait_and_a_new_directory_does_not() {
         let directory = std::env::temp_dir().join(format!("detour-watch-{}", std::process::id()));
         fs::create_dir_all(&directory).expect("made");
-        let mut watch = DirectoryWatch::new().expect("a watch");
+        let mut watch = DirectoryWatch::new();
         watch.directories(std::slice::from_ref(&directory));
         fs::create_dir(directory.join("a-container")).expect("made");
-        assert_eq!(watch.wait(Duration::ZERO, false), Ok(WakeReason::Timeout));
+        timeout(Duration::from_millis(50), watch.changed()).await.expect_err("no file has changed");
         fs::write(directory.join("kubeconfig"), "").expect("written");
-        assert_eq!(watch.wait(Duration::ZERO, false), Ok(WakeReason::Change));
+        timeout(Duration::from_secs(60), watch.changed()).await.expect("a change");
         fs::remove_dir_all(&directory).expect("removed");
     }
 }

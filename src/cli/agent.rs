@@ -9,19 +9,19 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{DesiredState, Digest, HostPath, NodeFiles, token_in};
 use detour_cni::agent::{
-    AgentRuntime, ContainerSettings, DaemonSet, DesiredInstallation, Job, Metrics, OnExit, PluginToken, PodSettings,
-    RepairMode, Services, run,
+    ContainerSettings, DaemonSet, DesiredInstallation, Installation, Job, Metrics, OnExit, PluginToken, PodSettings,
+    RepairMode, Services, run, run_tasks,
 };
 use detour_cni::cluster::{Api, ObjectRef};
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use detour_cni::pod::PodRef;
 use detour_cni::trusted_file::read_trusted;
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::env;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::process::ExitCode;
+use tokio::runtime::Handle;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -121,62 +121,66 @@ fn as_usage<T>(result: Result<T>) -> Result<T, CommandError> {
 
 impl AgentArguments {
     pub(super) fn run(&self) -> ExitCode {
-        super::exit_code(self.keep().map(|()| ExitCode::SUCCESS))
+        let result = run_tasks(self.keep()).context("can't create the agent's event loop").flatten();
+        super::exit_code(result.map(|()| ExitCode::SUCCESS))
     }
 
-    fn keep(&self) -> Result<()> {
+    async fn keep(&self) -> Result<()> {
         logging::start(LogLevel::Info, None, &[], None, None);
         let node = self.install.node()?;
         tracing::info!("{}", self.install.describe_platform(&node));
         let program = program_digest()?;
         let metrics = Metrics::default();
-        let runtime = AgentRuntime::new().context("can't create the agent's event loop")?;
-        let plugin_token = as_usage(self.plugin_token(&metrics, &runtime))?;
-        let daemon_set = as_usage(self.own_daemon_set(&runtime))?;
-        let services = self.services(&runtime);
+        let shared = OnceCell::new();
+        let plugin_token = as_usage(self.plugin_token(&metrics, &shared))?;
+        let daemon_set = as_usage(self.own_daemon_set(&shared))?;
+        let services = self.services(&shared);
         let desired = DesiredSource {
-            arguments: self,
-            node: &node,
+            install: self.install.clone(),
+            without_token: self.plugin_service_account.as_deref() == Some(""),
+            node: node.clone(),
             program,
             plugin_token,
-            socket: services.as_ref().and_then(|services| services.socket.as_ref()),
+            socket: services.as_ref().and_then(|services| services.socket.clone()),
             accepted: RefCell::default(),
             warned: RefCell::default(),
         };
         let job = Job {
-            runtime: &runtime,
-            node: &node,
-            desired: &|| desired.current(),
-            program: Path::new(PROGRAM_FILE),
-            sources: self.install.source_directories(),
-            owner: as_usage(self.owner())?,
+            installation: Installation {
+                node,
+                desired: Box::new(move || desired.current()),
+                program: PROGRAM_FILE.into(),
+                sources: self.install.source_directories(),
+                owner: as_usage(self.owner())?,
+            },
             on_exit: self.on_exit,
             daemon_set,
             health_address: self.health_address,
             metrics,
-            services: services.clone(),
-            account: self.account(&runtime, "Events of pods").ok(),
+            services,
+            account: self.account(&shared, "Events of pods").ok(),
             containers: self.nri_socket.clone().map(|nri_socket| ContainerSettings { nri_socket }),
             own_pod: self.own_pod(),
         };
-        run(&job).map_err(|why| anyhow!(why))
+        run(job).await.map_err(|why| anyhow!(why))
     }
 
     /// Returns the agent's account, whose requests share one connection.
-    fn account(&self, runtime: &AgentRuntime, purpose: &str) -> Result<Api> {
-        Ok(runtime.shared(self.install.account_for(purpose)?.on_node(self.node_name())))
+    fn account(&self, shared: &OnceCell<Api>, purpose: &str) -> Result<Api> {
+        let account = self.install.account_for(purpose)?;
+        Ok(shared.get_or_init(|| account.on_node(self.node_name()).on(Handle::current())).clone())
     }
 
-    fn plugin_token(&self, metrics: &Metrics, runtime: &AgentRuntime) -> Result<Option<PluginToken>> {
+    fn plugin_token(&self, metrics: &Metrics, shared: &OnceCell<Api>) -> Result<Option<PluginToken>> {
         let flag = "--plugin-service-account";
         let Some(name) = self.plugin_service_account.as_ref().filter(|name| !name.is_empty()) else { return Ok(None) };
-        let (account, plugin) = (self.account(runtime, flag)?, self.own_object(flag, name)?);
-        Ok(Some(PluginToken::start(account, plugin, metrics.clone(), runtime.tasks())))
+        let (account, plugin) = (self.account(shared, flag)?, self.own_object(flag, name)?);
+        Ok(Some(PluginToken::start(account, plugin, metrics.clone())))
     }
 
-    fn own_daemon_set(&self, runtime: &AgentRuntime) -> Result<Option<DaemonSet>> {
+    fn own_daemon_set(&self, shared: &OnceCell<Api>) -> Result<Option<DaemonSet>> {
         let Some(name) = self.daemon_set.as_ref().filter(|_| self.on_exit == OnExit::Auto) else { return Ok(None) };
-        let account = self.account(runtime, "--daemon-set")?;
+        let account = self.account(shared, "--daemon-set")?;
         Ok(Some(DaemonSet::new(account, self.own_object("--daemon-set", name)?)))
     }
 
@@ -205,15 +209,14 @@ impl AgentArguments {
         named.filter(|name| !name.is_empty())
     }
 
-    fn services(&self, runtime: &AgentRuntime) -> Option<Services> {
+    fn services(&self, shared: &OnceCell<Api>) -> Option<Services> {
         let node_name = self.node_name();
         if let (None, Some(taint)) = (&node_name, &self.taint) {
             tracing::warn!("--taint {taint}: the agent sets no taint: unknown node name; add --node-name NAME");
         }
         let node_name = node_name?;
-        let account = self.account(runtime, "pods are not watched").inspect_err(|why| tracing::warn!("{why}"));
+        let account = self.account(shared, "pods are not watched").inspect_err(|why| tracing::warn!("{why}"));
         Some(Services {
-            tasks: runtime.tasks().clone(),
             node_name,
             socket: self.socket.clone(),
             account: account.ok()?,
@@ -226,23 +229,25 @@ impl AgentArguments {
 }
 
 /// The desired state of the node, which changes with the files and the token that it comes from.
-struct DesiredSource<'a> {
-    arguments: &'a AgentArguments,
-    node: &'a NodeFiles,
+struct DesiredSource {
+    install: InstallOptions,
+    /// Whether the plugin gets no credentials.
+    without_token: bool,
+    node: NodeFiles,
     program: Digest,
     plugin_token: Option<PluginToken>,
-    socket: Option<&'a HostPath>,
+    socket: Option<HostPath>,
     /// The last valid configuration.
     accepted: RefCell<Option<GivenKeys>>,
     /// The warnings of the last evaluation.
     warned: RefCell<Vec<String>>,
 }
 
-impl DesiredSource<'_> {
+impl DesiredSource {
     /// Returns the current state. If the plugin would reject the newest configuration, the last valid one still gets a
     /// current token and program.
     fn current(&self) -> Result<DesiredInstallation, String> {
-        let newest = self.arguments.install.given_keys();
+        let newest = self.install.given_keys();
         let newest = newest.and_then(|given| self.of(&given).map(|desired| (desired, given)));
         match newest {
             Ok((desired, given)) => {
@@ -261,18 +266,17 @@ impl DesiredSource<'_> {
     }
 
     fn of(&self, given: &GivenKeys) -> Result<DesiredState> {
-        let install = &self.arguments.install;
         let token: &dyn Fn() -> Result<String> = &|| self.token();
-        let token = Some(token).filter(|_| self.arguments.plugin_service_account.as_deref() != Some(""));
+        let token = Some(token).filter(|_| !self.without_token);
         let warn = |warnings| self.log_new(warnings);
-        let desired = install.desired(self.node, &self.program, given, token, self.socket, &warn)?;
+        let desired = self.install.desired(&self.node, &self.program, given, token, self.socket.as_ref(), &warn)?;
         let expired = self.plugin_token.as_ref().and_then(PluginToken::expired);
         Ok(DesiredState { expired, ..desired })
     }
 
     /// Returns the token for the plugin's kubeconfig.
     fn token(&self) -> Result<String> {
-        let Some(token) = &self.plugin_token else { return self.arguments.install.token() };
+        let Some(token) = &self.plugin_token else { return self.install.token() };
         let installed = || {
             let reached = self.node.reach(&own_kubeconfig()).ok()?;
             token_in(&String::from_utf8(read_trusted(&reached, MAX_KUBECONFIG).ok()?).ok()?)

@@ -9,9 +9,7 @@ const EXAMPLES: &str = "\
 Examples:
   detour audit
         list the pods of this node whose traffic bypasses the mesh, in whole or in part
-  detour audit -n shop -o json
-        list only pods of one namespace, as JSON
-  detour audit --all
+  detour audit --all -n shop -o json
         also list pods without bypassing traffic, and exclusions that no traffic has used
   kubectl exec -n kube-system detour-agent-x7k2p -- /detour audit --root /host
         run in the agent's pod on the node

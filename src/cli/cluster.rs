@@ -8,7 +8,7 @@ use detour_cni::cluster::{self, Api, Cluster};
 use detour_cni::cni::{
     CniCommand, Code, Error, Kubernetes, NODE_CONFIGURATION, NetConf, OWN_TYPES, is_configuration_file,
 };
-use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, ConfigurationSource, NO_CREDENTIALS, Subject, socket_lb};
+use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, NO_CREDENTIALS, Subject, socket_lb};
 use detour_cni::plugin::node;
 use detour_cni::pod::{Facts, Pod, PodRef};
 use detour_cni::trusted_file;
@@ -94,29 +94,25 @@ impl ClusterArguments {
             let facts = kubectl.facts(self.namespace.as_deref(), pod)?;
             return Ok(Subject::given(&configured, facts, Some(kubectl))?);
         }
-        let (source, facts) = self.read(pod, configured.first().map(|applied| &applied.conf), root)?;
+        let pod = named_pod(self.namespace.as_deref(), pod)?;
+        let source = source(configured.first().map(|applied| &applied.conf), root)?;
+        let facts = source.facts(&pod, true)?;
         match configured.is_empty() {
             false => Ok(Subject::given(&configured, facts, Some(&*source))?),
             true => Ok(installed_on_node(Self::built_in()?, facts, &*source, root)?),
         }
     }
 
-    /// Reads a pod whose configuration is not used; `--config` can name the source of facts.
+    /// Reads a pod whose configuration is not used; `--config` can name the source of facts. Returns also the namespace of
+    /// the agent's pods, if a configuration names it.
     ///
     /// # Errors
     /// As [`Self::subject`].
-    pub(super) fn pod(&self, pod: &str, root: &Path) -> Result<Subject, CommandError> {
-        let applied = self.configurations(root)?.into_iter().next();
-        let applied = applied.map_or_else(Self::built_in, Ok)?;
-        let (_, facts) = self.read(pod, Some(&applied.conf), root)?;
-        Ok(Subject::of(applied, facts, None)?)
-    }
-
-    fn read(&self, pod: &str, conf: Option<&NetConf>, root: &Path) -> Result<(Box<dyn Cluster>, Facts), CommandError> {
+    pub(super) fn pod(&self, pod: &str, root: &Path) -> Result<(Pod, Option<String>), CommandError> {
+        let first = self.configurations(root)?.into_iter().next().map(|applied| applied.conf);
         let pod = named_pod(self.namespace.as_deref(), pod)?;
-        let source = source(conf, root)?;
-        let facts = source.facts(&pod, true)?;
-        Ok((source, facts))
+        let facts = source(first.as_ref(), root)?.facts(&pod, true)?;
+        Ok((facts.pod, first.and_then(|conf| conf.kubernetes.agent_namespace)))
     }
 }
 
@@ -218,10 +214,6 @@ fn installed_on_node(
 ) -> Result<Subject, Error> {
     match installed(&facts.pod, root) {
         Ok((texts, reason)) => {
-            let mut places: Vec<String> = texts.iter().map(|one| one.path.to_string()).collect();
-            places.dedup();
-            let source = ConfigurationSource::Node;
-            let origin = ConfigurationOrigin { source, places, reason, ..ConfigurationOrigin::default() };
             let reached = HostPath::new(NODE_CONFIGURATION).and_then(|path| HostRoot::new(root).reach(&path).ok());
             let node = reached.map(|path| node::read(NODE_CONFIGURATION, &path)).transpose()?.flatten();
             let node = node.as_ref().map(|(node, _)| node);
@@ -229,7 +221,8 @@ fn installed_on_node(
                 AppliedConf::installed(&path.to_string(), text, *for_every_pod, node)
             });
             let applied = applied.collect::<Result<Vec<_>, _>>()?;
-            let subject = Subject::installed(&applied, origin, facts, cluster)?;
+            let mut subject = Subject::given(&applied, facts, Some(cluster))?;
+            subject.origin.reason = reason;
             // The command runs on the pod's node.
             Ok(Subject { socket_lb: socket_lb::products(root).unwrap_or_default(), ..subject })
         }

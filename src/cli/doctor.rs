@@ -6,7 +6,6 @@ use clap::{ArgAction, Args};
 use detour_cni::agent::install::{FileRecord, InstallRecord, Platform, Role, changed, state_path};
 use detour_cni::host_path::HostPath;
 use detour_cni::inspect::doctor::{CheckTarget, Installation, MultusChain, OwnList, examine};
-use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::fs;
 
@@ -18,17 +17,13 @@ Examples:
         also check the pod: from its annotations to its rules in the kernel
   detour doctor -n shop web-0 --probe
         also send packets from the pod's network namespace to unused addresses
-  detour doctor -n shop web-0 -o json > web-0.json
-        save all findings, for example for a support case
   kubectl exec -n kube-system detour-agent-x7k2p -- /detour doctor --root /host -n shop web-0
         run in the agent's pod on the node
 
 If the pod is on another node, the output contains the command to run there. The command changes
 nothing. The kernel and pod checks require root; the agent's container can run all checks while the
-agent repairs pods, except those that read log files and the journal.
-
-To read the pod, the command uses the service account of the pod in which it runs, or else the
-plugin's own kubeconfig, which may lack permissions. With your own kubeconfig, use kubectl detour.
+agent repairs pods, except those that read log files and the journal. With your own kubeconfig, use
+kubectl detour.
 
 Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
 
@@ -145,7 +140,7 @@ impl TargetArguments {
             other_conf_dirs: confs.collect(),
             installation: Installation {
                 programs,
-                listed_types: listed.map(|(path, kind)| (path.clone(), BTreeSet::from([kind.clone()]))).collect(),
+                listed_types: listed.map(|(path, kind)| (path.clone(), kind.clone())).collect(),
                 own_lists: record.with_role(Role::OwnList).filter_map(own_list).collect(),
                 multus_chain: record.multus_chain.as_ref().map(chain),
                 changed: match &found {

@@ -3,7 +3,7 @@
 use super::cluster::NodeArguments;
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::print_error;
-use super::subject::{SubjectArguments, Subjects};
+use super::subject::SubjectArguments;
 use clap::Args;
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{RuleFormat, Ruleset, native, restore_text};
@@ -15,23 +15,18 @@ use std::process::ExitCode;
 const EXAMPLES: &str = "\
 Examples:
   kubectl get pod -n shop web-0 -o yaml | detour explain -f - --config istio-cni.conf
-  detour explain -f pod.yaml --config 10-cluster.conflist --namespace-file ns.yaml -o json
-  detour explain -f pod.yaml --config 00-detour.conf --definitions definitions/
+  detour explain -f pod.yaml --config 00-detour.conf --definitions definitions/ -o json
         combine all attachments of the pod, as the primary plugin does
-  istioctl kube-inject -f web.yaml | detour explain -f -
-        explain each pod and pod template (Deployment, CronJob, ...) in the file
-  detour explain -f all.yaml deployment/web
-  detour explain -f pod.yaml --rules iptables | iptables-restore --test
+  istioctl kube-inject -f web.yaml | detour explain -f - deployment/web
+        explain a pod template (Deployment, CronJob, ...) in the file; without a name, all of them
   detour explain -f pod.yaml --rules nft | nft --check -f -
   detour explain -f pod.yaml --format svg > web-0.svg
 
---rules and --format require exactly one pod: if FILE has several, select one by name. With several
-pods, -o json and -o yaml print a list. Only --rules nft has the exclusions, which are native.
+--rules and --format require exactly one pod. Only --rules nft has the exclusions, which are native.
 
 For a pod of the cluster, the configuration is the one that is installed on the pod's node. If the
 command runs elsewhere, it uses the built-in defaults: use kubectl detour explain, which runs on the
-pod's node. Istio injects the sidecar into pods, not into Deployments: a pod template from the
-cluster has none. The command changes nothing. With -f, it needs neither root nor a cluster.
+pod's node. The command changes nothing. With -f, it needs neither root nor a cluster.
 
 Exit codes: 0 success, 1 an ADD of this pod would fail, 2 invalid arguments or input.";
 
@@ -60,17 +55,12 @@ pub(super) struct ExplainArguments {
 }
 
 pub(super) fn run(arguments: &ExplainArguments) -> Result<CommandOutput, CommandError> {
-    let (manifest, configurations) = match arguments.subject.read_all(arguments.place.root()?)? {
-        Subjects::Cluster(subject) => return arguments.explain_one(&subject),
-        Subjects::Manifest(manifest) => *manifest,
-    };
     let needs_one = arguments.rules.is_some() || arguments.format.is_some();
-    if needs_one || manifest.pods.len() == 1 {
-        let pod = manifest.one().map_err(CommandError::Input)?;
-        return arguments.explain_one(&manifest.subject(pod, &configurations)?);
+    let subjects = arguments.subject.read_all(arguments.place.root()?, needs_one)?;
+    if let [one] = &subjects[..] {
+        return arguments.explain_one(one);
     }
-    let subject = |pod| Ok::<_, CommandError>(arguments.explain(&manifest.subject(pod, &configurations)?).explanation);
-    let explanations = manifest.pods.iter().map(subject).collect::<Result<Vec<_>, _>>()?;
+    let explanations: Vec<_> = subjects.iter().map(|subject| arguments.explain(subject).explanation).collect();
     let fine = explanations.iter().all(|one| one.add_fails.is_none());
     arguments.output.render_verdict(&Explanations(explanations), fine)
 }

@@ -11,10 +11,8 @@ const EXAMPLES: &str = "\
 Examples:
   detour rules -n shop web-0
         find the pod with the service account of the agent's pod, or with the plugin's kubeconfig
-  detour rules --container 5f0c1f2ab34d
+  detour rules --container 5f0c1f2ab34d -o json
         use a container ID from crictl ps
-  detour rules --pid \"$(pgrep -o envoy)\" -o json
-  detour rules --all /run/netns/cni-0c1f
   kubectl exec -n kube-system detour-agent-x7k2p -- /detour rules --root /host -n shop web-0
 
 The command finds the network namespace of a pod or container on this node: in the CNI results that

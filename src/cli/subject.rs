@@ -8,9 +8,10 @@ use super::print_error;
 use clap::Args;
 use detour_cni::cni::{Code, DEFAULT_INTERFACE, Error};
 use detour_cni::firewall::{Destination, Sender};
-use detour_cni::inspect::{AppliedConf, LiveRules, ManifestTexts, PodManifest, PodSelector, Subject, node_hint};
+use detour_cni::inspect::{LiveRules, ManifestTexts, PodManifest, PodSelector, Subject, node_hint};
 use detour_cni::netns::find::{FoundNetns, of_container, of_pod, of_uid};
 use detour_cni::netns::{NetNs, interface_with, outgoing_interface};
+use detour_cni::pod::Pod;
 use detour_cni::state::{ROOT, Store};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -44,14 +45,6 @@ pub(super) struct SubjectArguments {
     cluster: ClusterArguments,
 }
 
-/// The pods that the arguments select.
-pub(super) enum Subjects {
-    /// Pods from manifests, and the configurations.
-    Manifest(Box<(PodManifest, Vec<AppliedConf>)>),
-    /// A pod from the cluster.
-    Cluster(Box<Subject>),
-}
-
 impl SubjectArguments {
     /// Returns namespace and name of a pod in the cluster; `None` if files of this machine take part.
     pub(super) fn in_cluster(&self) -> Option<(Option<&str>, Option<&str>)> {
@@ -63,7 +56,7 @@ impl SubjectArguments {
     ///
     /// # Errors
     /// As [`ClusterArguments::pod`].
-    pub(super) fn live_pod(&self, root: &Path) -> Result<Subject, CommandError> {
+    pub(super) fn live_pod(&self, root: &Path) -> Result<(Pod, Option<String>), CommandError> {
         let pod =
             self.pod.as_deref().ok_or_else(|| CommandError::Usage("expected a pod: -n NAMESPACE POD".to_owned()))?;
         self.cluster.pod(pod, root)
@@ -77,22 +70,17 @@ impl SubjectArguments {
     /// Reads exactly one pod. The node's file system is mounted at `root`.
     ///
     /// # Errors
-    /// A file is unreadable or malformed, it contains several pods, or the cluster does not return the pod.
+    /// As [`Self::read_all`]; a file contains several pods.
     pub(super) fn read(&self, root: &Path) -> Result<Subject, CommandError> {
-        match self.read_all(root)? {
-            Subjects::Cluster(subject) => Ok(*subject),
-            Subjects::Manifest(manifest) => {
-                let (manifest, configurations) = *manifest;
-                Ok(manifest.subject(manifest.one().map_err(CommandError::Input)?, &configurations)?)
-            }
-        }
+        let mut subjects = self.read_all(root, true)?;
+        subjects.pop().ok_or_else(|| CommandError::Usage("expected a pod".to_owned()))
     }
 
-    /// Reads all selected pods. The node's file system is mounted at `root`.
+    /// Reads all selected pods, or `only_one`. The node's file system is mounted at `root`.
     ///
     /// # Errors
-    /// A file is unreadable or malformed, or the cluster does not return the pod.
-    pub(super) fn read_all(&self, root: &Path) -> Result<Subjects, CommandError> {
+    /// A file is unreadable or malformed, the cluster does not return the pod, or several pods are selected.
+    pub(super) fn read_all(&self, root: &Path, only_one: bool) -> Result<Vec<Subject>, CommandError> {
         let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
         let paths = [&self.file, &self.namespace_file].into_iter().flatten().chain(&self.cluster.configs);
         if paths.filter(is_stdin).count() > 1 {
@@ -131,9 +119,13 @@ impl SubjectArguments {
                     let note = format_args!("{}: skipped objects without a pod: {skipped}", file.display());
                     print_error(note, ExitCode::SUCCESS);
                 }
-                Ok(Subjects::Manifest(Box::new((manifest, configurations))))
+                if only_one {
+                    manifest.one().map_err(CommandError::Input)?;
+                }
+                let subject = |pod| manifest.subject(pod, &configurations);
+                Ok(manifest.pods.iter().map(subject).collect::<Result<_, _>>()?)
             }
-            (None, Some(pod)) => Ok(Subjects::Cluster(Box::new(self.cluster.subject(pod, root)?))),
+            (None, Some(pod)) => Ok(vec![self.cluster.subject(pod, root)?]),
             _ => Err(CommandError::Usage("expected a pod: -f FILE, or -n NAMESPACE POD".to_owned())),
         }
     }
@@ -229,14 +221,14 @@ impl NetnsArguments {
     /// The namespace is not on this node (if the pod's node is known, with the command to run there) or can't be read.
     pub(super) fn read(
         &self,
-        pod: Option<&Subject>,
+        pod: Option<&(Pod, Option<String>)>,
         netns: Option<&Path>,
         command: &str,
     ) -> Result<NetnsRules, CommandError> {
         let root = self.place.root()?;
         let store = Store::new(root.join(ROOT.trim_start_matches('/')));
         let found = match (pod, &self.container, &self.pod_uid) {
-            (Some(subject), ..) => Some(find_pod(root, subject, command)?),
+            (Some(pod), ..) => Some(find_pod(root, pod, command)?),
             (None, Some(id), _) => Some(of_container(root, id)?.ok_or_else(|| not_found(&format!("container {id}")))?),
             (None, None, Some(uid)) => Some(of_uid(root, uid)?.ok_or_else(|| not_found(&format!("pod {uid}")))?),
             (None, None, None) => None,
@@ -265,19 +257,18 @@ impl NetnsArguments {
     }
 }
 
-fn find_pod(root: &Path, subject: &Subject, command: &str) -> Result<FoundNetns, Error> {
-    let (pod, name) = (&subject.facts.pod, subject.name());
+fn find_pod(root: &Path, (pod, agent_namespace): &(Pod, Option<String>), command: &str) -> Result<FoundNetns, Error> {
+    let name = format!("{}/{}", pod.namespace, pod.name);
     let failed = |why: &str| Error::new(Code::InvalidNetns, format!("pod {name}: {why}"));
     if pod.host_network {
         return Err(failed("no rules: the pod uses its node's network (spec.hostNetwork)"));
     }
     let uid = pod.uid_on_node().ok_or_else(|| failed("can't find the pod on its node: metadata.uid is missing"))?;
     let hint = || {
-        let agent_namespace = subject.conf.kubernetes.agent_namespace.as_deref();
         // The UID of a static pod is an annotation, which may have that of another pod.
         let selector =
             if pod.is_mirror() { format!("-n {} {}", pod.namespace, pod.name) } else { format!("--pod-uid {uid}") };
-        node_hint(pod, agent_namespace, &format!("{command} {selector}"))
+        node_hint(pod, agent_namespace.as_deref(), &format!("{command} {selector}"))
     };
     let error = match of_pod(root, pod) {
         Ok(Some(found)) => return Ok(found),

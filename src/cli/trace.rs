@@ -3,7 +3,6 @@
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{NetnsArguments, SubjectArguments};
 use clap::{ArgGroup, Args};
-use detour_cni::cni::Error;
 use detour_cni::firewall::{Destination, RulesetView, Sender};
 use detour_cni::inspect::{ExcludedSenders, Explained, SenderArgument, explained, planned_format};
 use detour_cni::pod::Pod;
@@ -14,19 +13,14 @@ use std::path::PathBuf;
 const EXAMPLES: &str = "\
 Examples:
   detour trace -f pod.yaml --config istio-cni.conf --from uid=1337 --to 10.96.0.10:53/udp
-  detour trace -f pod.yaml --from container=web --to 10.88.0.2:8080/tcp
-  detour trace -f pod.yaml --from uid=1000,gid=1000 --to '[2001:db8::1]:443/tcp' -o json
-  detour trace --live -n shop web-0 --from uid=1000 --to 10.96.0.10:53/udp
+  detour trace -f pod.yaml --from container=web --to '[2001:db8::1]:443/tcp' -o json
   detour trace --live -n shop web-0 --from container=vault-agent-init --to 10.88.0.2:8200/tcp
         also show whether, and until when, the container bypasses the sidecar
-  detour trace --netns /run/netns/cni-0c1f --from uid=1000 --to 10.88.0.2:8080/tcp
 
 The packet arrives at one of: sidecar:PORT, ztunnel:PORT (ambient mesh), direct (it keeps its
 destination), dropped, rejected (by the guard), redirected:PORT (a rule outside of Istio's chains
-redirects it), or unknown (only rules that trace does not evaluate decide).
-
-Live rules require root on the pod's node. For a pod on another node, the command prints what to run
-there.
+redirects it), or unknown (only rules that trace does not evaluate decide). Live rules require root
+on the pod's node.
 
 Exit codes: 0 success, 1 an ADD of this pod would fail or unreadable rules, 2 invalid arguments or
 input.";
@@ -54,10 +48,10 @@ pub(super) struct TraceArguments {
     namespace: NetnsArguments,
     /// Sender: uid=UID[,gid=GID] (default GID: 0), container=NAME[,uid=UID[,gid=GID]] (default IDs: those in the pod's manifest), or inbound[:ADDRESS]
     #[arg(long, value_name = "SENDER")]
-    from: String,
+    from: SenderArgument,
     /// Destination: ADDRESS:PORT/tcp or ADDRESS:PORT/udp
     #[arg(long, value_name = "DESTINATION")]
-    to: String,
+    to: Destination,
     /// The pod's addresses, separated by commas; traffic to them uses lo [default: from status.podIPs and the annotation k8s.v1.cni.cncf.io/network-status]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', conflicts_with = "of_kernel")]
     pod_ip: Vec<IpAddr>,
@@ -69,10 +63,8 @@ pub(super) struct TraceArguments {
 }
 
 pub(super) fn run(arguments: &TraceArguments) -> Result<CommandOutput, CommandError> {
-    let usage = |error: Error| CommandError::Usage(format!("--{}", error.msg));
-    let sender: SenderArgument = arguments.from.parse().map_err(usage)?;
-    let to: Destination = arguments.to.parse().map_err(usage)?;
-    if let SenderArgument::Sender(Sender::Inbound(Some(address))) = sender
+    let (sender, to) = (&arguments.from, arguments.to);
+    if let Some(Sender::Inbound(Some(address))) = sender.sender
         && address.is_ipv4() != to.address.is_ipv4()
     {
         let msg = format!("expected two IPv4 or two IPv6 addresses, got --from {address} and --to {}", to.address.ip());
@@ -80,15 +72,14 @@ pub(super) fn run(arguments: &TraceArguments) -> Result<CommandOutput, CommandEr
     }
     let root = arguments.namespace.place.root()?;
     let is_live = arguments.live || arguments.netns.is_some() || arguments.namespace.is_given();
-    let invalid = |error: Error| CommandError::Input(Error { msg: format!("--{}", error.msg), ..error });
-    let resolve = |pod: Option<&Pod>| sender.resolve(pod).map_err(invalid);
-    let container = sender.container();
+    let resolve = |pod: Option<&Pod>| sender.resolve(pod).map_err(CommandError::Input);
+    let container = sender.container.as_deref();
     let report = match is_live {
         true => {
             let pod = if arguments.live { Some(arguments.subject.live_pod(root)?) } else { None };
-            let from = resolve(pod.as_ref().map(|subject| &subject.facts.pod))?;
+            let from = resolve(pod.as_ref().map(|(pod, _)| pod))?;
             let name = container.map(|name| format!("container={name},")).unwrap_or_default();
-            let command = format!("trace --from '{name}{from}' --to '{}'", arguments.to);
+            let command = format!("trace --from '{name}{from}' --to '{}/{}'", to.address, to.protocol);
             let read = arguments.namespace.read(pod.as_ref(), arguments.netns.as_deref(), &command)?;
             let interface = match &arguments.interface {
                 Some(interface) => interface.clone(),

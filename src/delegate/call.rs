@@ -114,12 +114,6 @@ impl Runner for Executables {
     }
 }
 
-/// Kills the executable that is running, with its process group. Call it before this process exits while
-/// [`Runner::run`] is active.
-pub fn kill_running() {
-    process::kill_running();
-}
-
 /// Returns the first regular file named `kind` in the directories of `call`. Only root can change the file or a
 /// directory on its path, so it stays the same file until it runs.
 ///

@@ -9,5 +9,5 @@ mod network;
 pub(crate) mod process;
 mod sequence;
 
-pub use call::{Call, Executables, Runner, kill_running};
+pub use call::{Call, Executables, Runner};
 pub use network::NetworkConfiguration;

@@ -1,24 +1,22 @@
 //! A child process with a deadline: writes its stdin, collects its stdout, and forwards its stderr. One `poll` loop
 //! on the calling thread does all of this, so no helper thread can fail to start or outlive the call.
 
-mod group;
 mod stderr;
-
-pub(super) use group::kill_running;
 
 use crate::netlink::retry_interrupted;
 use crate::streams::Stderr;
 use crate::wait;
-use group::{ProcessGroup, Signals};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::thread::park_timeout;
 use std::time::{Duration, Instant};
 use stderr::Relay;
 
@@ -31,8 +29,10 @@ const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
 /// is retried for five seconds (`pkg/invoke/raw_exec.go`).
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 const BUSY_INTERVALS: wait::Intervals = [Duration::from_millis(100); 2];
-/// The polling interval for the exit of a child without a pidfd.
-const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// How often to look for the exit of a child whose streams are closed; an exit closes them just before.
+const EXIT_INTERVAL: Duration = Duration::from_micros(200);
+/// The same while a stream is open: a process that the child started may keep it open.
+const OPEN_STREAM_INTERVAL: Duration = Duration::from_millis(50);
 /// The number of bytes that are written to stdin at once.
 const STDIN_CHUNK: usize = 4 << 10;
 
@@ -60,8 +60,6 @@ pub(super) enum ProcessError {
         stderr_note(.1)
     )]
     Timeout(Duration, String),
-    #[error("killed with its process group: {0} was received; the runtime should retry")]
-    Interrupted(Signal),
     #[error("can't wait for its exit: {0}")]
     Wait(io::Error),
 }
@@ -70,7 +68,7 @@ impl ProcessError {
     /// Returns whether a retry may succeed, because the executable is not the cause.
     pub(super) fn is_transient(&self) -> bool {
         match self {
-            Self::Busy | Self::Interrupted(_) => true,
+            Self::Busy => true,
             Self::Start(error) => lacks_resources(error),
             Self::TooMuchOutput | Self::Timeout(..) | Self::Wait(_) => false,
         }
@@ -96,11 +94,10 @@ pub(super) fn stderr_note(tail: &str) -> String {
 }
 
 /// Runs `program` in its own process group and waits for its exit. It gets `stdin`, and `variables` in addition to
-/// the environment of this process. On timeout, and if this process gets SIGTERM, SIGINT, SIGHUP or SIGQUIT, the
-/// whole group is killed.
+/// the environment of this process. On timeout, the whole group is killed.
 ///
-/// A SIGKILL of this process leaves the child running: the kernel could kill it too (`PR_SET_PDEATHSIG`), but only
-/// the child can request that, between fork and exec, where Rust allows no safe code.
+/// A signal that ends this process leaves the child running: the kernel could kill it too (`PR_SET_PDEATHSIG`), but
+/// only the child can request that, between fork and exec, where Rust allows no safe code.
 pub(super) fn run(
     program: &Path,
     variables: &[(&'static str, OsString)],
@@ -111,8 +108,18 @@ pub(super) fn run(
     command.envs(variables.iter().map(|(name, value)| (name, value))).process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let deadline = Instant::now() + timeout;
-    let child = spawn_with_retry(BUSY_TIMEOUT, || command.spawn())?;
-    ChildProcess::new(child, &stdin).wait_until(deadline, timeout)
+    let mut child = ChildProcess::new(spawn_with_retry(BUSY_TIMEOUT, || command.spawn())?, &stdin);
+    match child.wait_until(deadline) {
+        Ok(Some(status)) => Ok(ChildExit { status, stdout: child.output, stderr_tail: child.relay.finish() }),
+        Ok(None) => {
+            child.kill();
+            Err(ProcessError::Timeout(timeout, child.relay.finish()))
+        }
+        Err(error) => {
+            child.kill();
+            Err(error)
+        }
+    }
 }
 
 /// Retries while the executable is open for writing.
@@ -127,113 +134,74 @@ fn spawn_with_retry<T>(timeout: Duration, mut spawn: impl FnMut() -> io::Result<
 /// A running child.
 struct ChildProcess<'a> {
     child: Child,
-    group: ProcessGroup,
-    signals: Option<Signals>,
     /// The pipe and the bytes that are not written yet.
     stdin: Option<(ChildStdin, &'a [u8])>,
     stdout: Option<ChildStdout>,
     stderr: Option<ChildStderr>,
     output: Vec<u8>,
     relay: Relay<Stderr>,
-    exited_at: Option<Instant>,
-}
-
-/// A descriptor that [`ChildProcess::poll`] watches.
-#[derive(Clone, Copy)]
-enum PollSource {
-    Stdin,
-    Stdout,
-    Stderr,
-    Exit,
-    Signals,
-}
-
-/// The outcome of [`ChildProcess::wait_for_event`].
-enum WaitOutcome {
-    /// An event was handled; `Some` if it was a signal to this process.
-    Event(Option<Signal>),
-    /// The deadline passed.
-    Timeout,
 }
 
 impl<'a> ChildProcess<'a> {
     fn new(mut child: Child, stdin: &'a [u8]) -> Self {
         Self {
-            group: ProcessGroup::of(&child),
-            // Only after the child has started: it would inherit the blocked signals.
-            signals: Signals::catch().inspect_err(|errno| tracing::debug!("can't catch signals: {errno}")).ok(),
             stdin: child.stdin.take().map(|pipe| (pipe, stdin)),
             stdout: child.stdout.take(),
             stderr: child.stderr.take(),
             output: Vec::new(),
             relay: Relay::new(Stderr),
-            exited_at: None,
             child,
         }
     }
 
-    fn wait_until(mut self, deadline: Instant, timeout: Duration) -> Result<ChildExit, ProcessError> {
-        while self.exited_at.is_none() || self.stdout.is_some() || self.stderr.is_some() {
-            let until = self.exited_at.map_or(deadline, |exited_at| deadline.min(exited_at + STREAM_TIMEOUT));
-            let failure = match self.wait_for_event(until) {
-                Ok(WaitOutcome::Event(signal)) if self.output.len() <= MAX_STDOUT => match signal {
-                    None => continue,
-                    Some(signal) => ProcessError::Interrupted(signal),
-                },
-                Ok(WaitOutcome::Event(_)) => ProcessError::TooMuchOutput,
-                Ok(WaitOutcome::Timeout) if self.exited_at.is_some() => break,
-                Ok(WaitOutcome::Timeout) => {
-                    self.kill();
-                    return Err(ProcessError::Timeout(timeout, self.relay.finish()));
-                }
-                Err(errno) => ProcessError::Wait(errno.into()),
-            };
-            self.kill();
-            return Err(failure);
-        }
-        let status = self.child.wait().map_err(ProcessError::Wait)?;
-        self.group.leave_running();
-        Ok(ChildExit { status, stdout: self.output, stderr_tail: self.relay.finish() })
-    }
-
-    /// Waits for the next event and handles it. Checks the deadline first, so that a child that prints without
-    /// pause can't hide it.
-    fn wait_for_event(&mut self, until: Instant) -> Result<WaitOutcome, Errno> {
-        let Some(left) = until.checked_duration_since(Instant::now()) else { return Ok(WaitOutcome::Timeout) };
-        let left = if self.group.has_pidfd() { left } else { left.min(EXIT_POLL_INTERVAL) };
-        let mut signal = None;
-        for (source, flags) in self.poll(left)? {
-            match source {
-                PollSource::Stdin => self.write_stdin(flags),
-                PollSource::Stdout => self.read_stdout(),
-                PollSource::Stderr => self.read_stderr(),
-                PollSource::Exit => {}
-                PollSource::Signals => signal = self.signals.as_mut().and_then(Signals::next),
+    /// Returns the exit status, or `None` if the child is running at the deadline.
+    fn wait_until(&mut self, mut deadline: Instant) -> Result<Option<ExitStatus>, ProcessError> {
+        let mut exited = None;
+        loop {
+            if exited.is_none() {
+                exited = self.child.try_wait().map_err(ProcessError::Wait)?;
+                deadline = exited.map_or(deadline, |_| deadline.min(Instant::now() + STREAM_TIMEOUT));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let has_ended = exited.is_some() && self.stdout.is_none() && self.stderr.is_none();
+            if has_ended || left.is_zero() {
+                return Ok(exited);
+            }
+            self.transfer(left).map_err(|errno| ProcessError::Wait(errno.into()))?;
+            if self.output.len() > MAX_STDOUT {
+                return Err(ProcessError::TooMuchOutput);
             }
         }
-        if self.exited_at.is_none() && self.group.leader_has_exited()? {
-            self.exited_at = Some(Instant::now());
-        }
-        Ok(WaitOutcome::Event(signal))
     }
 
-    /// Returns the descriptors that become ready within `left`.
-    fn poll(&self, left: Duration) -> Result<Vec<(PollSource, PollFlags)>, Errno> {
-        let exit = if self.exited_at.is_none() { self.group.pidfd() } else { None };
-        let all: [(PollSource, Option<BorrowedFd<'_>>, PollFlags); 5] = [
-            (PollSource::Stdin, self.stdin.as_ref().map(|(pipe, _)| pipe.as_fd()), PollFlags::POLLOUT),
-            (PollSource::Stdout, self.stdout.as_ref().map(AsFd::as_fd), PollFlags::POLLIN),
-            (PollSource::Stderr, self.stderr.as_ref().map(AsFd::as_fd), PollFlags::POLLIN),
-            (PollSource::Exit, exit, PollFlags::POLLIN),
-            (PollSource::Signals, self.signals.as_ref().map(AsFd::as_fd), PollFlags::POLLIN),
+    /// Waits for the streams, for a short time and at most `left`, and transfers what they are ready for.
+    fn transfer(&mut self, left: Duration) -> Result<(), Errno> {
+        let pipes = [
+            self.stdin.as_ref().map(|(pipe, _)| (pipe.as_fd(), PollFlags::POLLOUT)),
+            self.stdout.as_ref().map(|pipe| (pipe.as_fd(), PollFlags::POLLIN)),
+            self.stderr.as_ref().map(|pipe| (pipe.as_fd(), PollFlags::POLLIN)),
         ];
-        let (sources, mut fds): (Vec<PollSource>, Vec<PollFd<'_>>) =
-            all.into_iter().filter_map(|(source, fd, flags)| Some((source, PollFd::new(fd?, flags)))).unzip();
+        if let [_, None, None] = pipes {
+            park_timeout(EXIT_INTERVAL.min(left));
+            return Ok(());
+        }
+        let mut fds: Vec<_> = pipes.iter().flatten().map(|(fd, flags)| PollFd::new(*fd, *flags)).collect();
         // Rounded up, so that it does not return early.
-        let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
-        retry_interrupted(|| poll(&mut fds, timeout))?;
-        let ready = fds.iter().map(|fd| fd.revents().unwrap_or_else(PollFlags::empty));
-        Ok(sources.into_iter().zip(ready).filter(|(_, flags)| !flags.is_empty()).collect())
+        let timeout = OPEN_STREAM_INTERVAL.min(left + Duration::from_millis(1));
+        retry_interrupted(|| poll(&mut fds, PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX)))?;
+        let mut events = fds.iter().map(|fd| fd.revents().unwrap_or(PollFlags::empty()));
+        let [stdin, stdout, stderr] =
+            pipes.map(|pipe| pipe.and_then(|_| events.next()).filter(|events| !events.is_empty()));
+        if let Some(events) = stdin {
+            self.write_stdin(events);
+        }
+        if stdout.is_some() {
+            self.read_stdout();
+        }
+        if stderr.is_some() {
+            self.read_stderr();
+        }
+        Ok(())
     }
 
     /// Writes the next bytes of stdin. A plugin may close stdin before it has read all of it.
@@ -270,16 +238,12 @@ impl<'a> ChildProcess<'a> {
 
     /// Kills the group and reaps the child. If the kernel delays its exit, its next parent reaps it.
     fn kill(&mut self) {
-        self.group.kill();
-        let until = Instant::now() + STREAM_TIMEOUT;
-        while self.exited_at.is_none() {
-            self.output.clear();
-            if !matches!(self.wait_for_event(until), Ok(WaitOutcome::Event(_))) {
-                return;
-            }
+        // Linux's process IDs are below 2^22 (proc(5), `pid_max`).
+        let group = Pid::from_raw(self.child.id().cast_signed());
+        if let Err(errno) = killpg(group, Signal::SIGKILL) {
+            tracing::warn!("can't kill process group {group}: {errno}");
         }
-        let _ = self.child.wait();
-        self.group.leave_running();
+        let _ = wait::until(STREAM_TIMEOUT, [EXIT_INTERVAL; 2], || self.child.try_wait());
     }
 }
 
@@ -294,7 +258,6 @@ fn read_chunk<'a>(pipe: &mut impl Read, buffer: &'a mut [u8]) -> Option<&'a [u8]
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nix::unistd::Pid;
     use std::collections::BTreeSet;
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
@@ -405,21 +368,8 @@ mod tests {
 
     #[test]
     fn a_child_that_closes_its_streams_early_is_waited_for() {
-        for with_pidfd in [true, false] {
-            let path = file("closes", "#!/bin/sh\nexec >&- 2>&-\nsleep 0.2\nexit 7\n");
-            std::fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("permissions");
-            let mut command = Command::new(&path);
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-            let spawn = || command.spawn();
-            let child = spawn_with_retry(BUSY_TIMEOUT, spawn).expect("it starts");
-            let mut process = ChildProcess::new(child, b"");
-            if !with_pidfd {
-                process.group.drop_pidfd();
-            }
-            let exit = process.wait_until(Instant::now() + LONG, LONG).expect("it ends");
-            assert_eq!(exit.status.code(), Some(7));
-            std::fs::remove_file(&path).expect("removable");
-        }
+        let exit = sh("closes", "exec >&- 2>&-; sleep 0.2; exit 7", b"", LONG).expect("it ends");
+        assert_eq!(exit.status.code(), Some(7));
     }
 
     #[test]

@@ -1,6 +1,5 @@
-//! The configurations that are installed on a node, applied to a pod as the runtime and Multus do.
+//! Several configurations, applied to a pod as the runtime and Multus do.
 
-use super::selected::{missing_network, selected_networks_of};
 use super::subject::{AppliedConf, ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::cluster::{Definition, DefinitionQuery, Definitions, Lookup};
 use crate::cni::{CniCommand, Error, NetConf, NodeConf, PROGRAM};
@@ -20,33 +19,18 @@ impl AppliedConf {
     /// # Errors
     /// The configuration is invalid.
     pub fn installed(place: &str, text: &str, for_every_pod: bool, node: Option<&NodeConf>) -> Result<Self, Error> {
-        let place = Path::new(place);
-        let applied = Self::parse(place, text.as_bytes())?;
+        let path = Path::new(place);
+        let applied = Self::parse(path, text.as_bytes())?;
         let as_attachment = applied.as_attachment && !for_every_pod;
-        Ok(Self { as_attachment, conf: effective(node, place, text)?, ..applied })
+        let source = ConfigurationSource::Node;
+        let origin = ConfigurationOrigin { source, places: vec![place.to_owned()], ..ConfigurationOrigin::default() };
+        Ok(Self { as_attachment, conf: effective(node, path, text)?, origin, ..applied })
     }
 }
 
 impl Subject {
-    /// Returns a pod with the configurations that are installed on its node. `source` has the definitions of its
-    /// networks.
-    ///
-    /// # Errors
-    /// A built-in configuration is invalid, which is a bug.
-    pub fn installed(
-        all: &[AppliedConf],
-        origin: ConfigurationOrigin,
-        facts: Facts,
-        source: &dyn Definitions,
-    ) -> Result<Self, Error> {
-        match all {
-            [one] => Self::of(AppliedConf { origin, ..one.clone() }, facts, Some(source)),
-            _ => Self::combined(all, origin, facts, Some(source)),
-        }
-    }
-
-    /// Returns a pod with configurations of the command line. `source` has the definitions of its networks, if they are
-    /// known.
+    /// Returns a pod with configurations of the command line or of its node. `source` has the definitions of its networks,
+    /// if they are known.
     ///
     /// # Errors
     /// A built-in configuration is invalid, which is a bug.
@@ -54,9 +38,12 @@ impl Subject {
         if let [one] = all {
             return Self::of(one.clone(), facts, source);
         }
-        let places = all.iter().flat_map(|applied| applied.origin.places.clone()).collect();
+        let mut places: Vec<String> = all.iter().flat_map(|applied| applied.origin.places.clone()).collect();
+        places.dedup();
         let applies = "each applies as the runtime or Multus runs it".to_owned();
-        let origin = ConfigurationOrigin { source: ConfigurationSource::File, places, reason: None, applies };
+        let is_of_node = all.iter().any(|applied| applied.origin.source == ConfigurationSource::Node);
+        let kind = if is_of_node { ConfigurationSource::Node } else { ConfigurationSource::File };
+        let origin = ConfigurationOrigin { source: kind, places, reason: None, applies };
         Self::combined(all, origin, facts, source)
     }
 
@@ -95,21 +82,8 @@ impl Subject {
                 multus
             }
         };
-        let mut subject = Self::with_files(
-            AppliedConf { conf, as_attachment: false, origin, text: None },
-            facts,
-            Some(&files),
-            &places,
-        )?;
-        subject.name_files(&places, source);
-        Ok(subject)
-    }
-
-    /// Corrects what the selected networks lead to: [`Files`] answers with the texts of files.
-    fn name_files(&mut self, places: &BTreeMap<String, String>, source: Option<&dyn Definitions>) {
-        let own = selected_networks_of(&self.facts.pod, source, places);
-        self.failure = missing_network(&self.facts.pod, &own).or_else(|| self.failure.take());
-        self.selected = own;
+        let applied = AppliedConf { conf, as_attachment: false, origin, text: None };
+        Self::with_files(applied, facts, (source, Some(&files)), &places)
     }
 }
 
@@ -172,12 +146,9 @@ mod tests {
         }
         let objects = objects(Path::new("m"), &manifest, "default").expect("objects");
         let facts = Facts { pod: objects.pods[0].pod.clone(), namespace: None };
-        let places = texts.iter().map(|(place, _)| (*place).to_owned()).collect();
-        let origin =
-            ConfigurationOrigin { source: ConfigurationSource::Node, places, ..ConfigurationOrigin::default() };
         let applied = texts.iter().map(|(place, text)| AppliedConf::installed(place, text, false, None));
         let applied = applied.collect::<Result<Vec<_>, _>>().map_err(|error| error.msg)?;
-        let subject = Subject::installed(&applied, origin, facts, &objects).map_err(|error| error.msg)?;
+        let subject = Subject::given(&applied, facts, Some(&objects)).map_err(|error| error.msg)?;
         explain(&subject).map(|explained| explained.explanation).map_err(|error| error.msg)
     }
 

@@ -347,15 +347,11 @@ impl RulesReport {
             Some(false) => ("rules differ from the desired state", Tone::Bad),
             None => ("no saved state of any attachment: the desired rules are unknown", Tone::Notable),
         };
-        screen.line(&[Cell::of(format!("{}:", self.netns)), Cell::of(verdict).tone(tone)]);
-        if let Some(evidence) = &self.found_by {
-            screen.text(format!("  found by: {evidence}"), Tone::Faint);
-        }
-        for attachment in &self.attachments {
-            screen.text(format!("  {attachment}"), Tone::Faint);
-        }
-        if let Some(place) = self.ambient {
-            screen.text(format!("  istio-cni redirects the pod to ztunnel: {place}"), Tone::Faint);
+        screen.labeled(format!("{}:", self.netns), verdict, tone);
+        let evidence = self.found_by.iter().map(|evidence| format!("found by: {evidence}"));
+        let ambient = self.ambient.map(|place| format!("istio-cni redirects the pod to ztunnel: {place}"));
+        for line in evidence.chain(self.attachments.iter().cloned()).chain(ambient) {
+            screen.text(format!("  {line}"), Tone::Faint);
         }
         for table in &self.legacy {
             screen.text(format!("  iptables-legacy {table}: also applies, but its rules can't be read"), Tone::Notable);

@@ -84,16 +84,6 @@ pub(super) fn selected_networks(
     selected.iter().map(network).collect()
 }
 
-/// Returns the networks that the pod selects, with definitions from `source`.
-pub(super) fn selected_networks_of(
-    pod: &Pod,
-    source: Option<&dyn Definitions>,
-    files: &BTreeMap<String, String>,
-) -> Vec<SelectedNetwork> {
-    let definitions = source.map(|source| selected_definitions(pod, source));
-    selected_networks(pod, &definitions.clone().unwrap_or_default(), definitions.is_some(), files)
-}
-
 /// Returns the error for a network that leads to nothing: Multus adds no network if it can't find one of them. Multus has
 /// added the networks of a pod with an address.
 pub(super) fn missing_network(pod: &Pod, selected: &[SelectedNetwork]) -> Option<Error> {

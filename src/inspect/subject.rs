@@ -289,14 +289,15 @@ impl Subject {
             true => BTreeMap::from([(applied.conf.name.clone(), applied.origin.places.join(", "))]),
             false => BTreeMap::new(),
         };
-        Self::with_files(applied, facts, cluster, &files)
+        Self::with_files(applied, facts, (cluster, None), &files)
     }
 
-    /// Returns a subject; `files` has the places of the attachments' configurations by the names of their networks.
+    /// Returns a subject; `files` has the places of the attachments' configurations by the names of their networks, and
+    /// `combined` the texts of several ones for definitions without a configuration.
     pub(super) fn with_files(
         applied: AppliedConf,
         facts: Facts,
-        cluster: Option<&dyn Definitions>,
+        (cluster, combined): (Option<&dyn Definitions>, Option<&dyn Definitions>),
         files: &BTreeMap<String, String>,
     ) -> Result<Self, Error> {
         let is_built_in = applied.origin.source == ConfigurationSource::BuiltIn;
@@ -317,12 +318,11 @@ impl Subject {
         };
         let AppliedConf { conf, as_attachment, origin, .. } = applied;
         let look_up = |object: &ObjectRef| definitions.get(object).cloned();
-        let missing = missing_network(&facts.pod, &selected).map_or(Ok(()), Err);
-        let attachment =
-            as_attachment.then(|| missing.clone().and_then(|()| installed_network(&facts.pod, &conf.name, &look_up)));
-        let networks = conf.primary.as_ref().map(|primary| preview(&conf, primary, cluster, &facts.pod));
-        let (networks, attachment) = (networks.transpose(), attachment.transpose());
-        let failure = [networks.as_ref().err(), attachment.as_ref().err()].into_iter().flatten().next().cloned();
+        let attachment = as_attachment.then(|| installed_network(&facts.pod, &conf.name, &look_up)).transpose();
+        let source = combined.or(cluster);
+        let networks = conf.primary.as_ref().map(|primary| preview(&conf, primary, source, &facts.pod)).transpose();
+        let missing = missing_network(&facts.pod, &selected).filter(|_| as_attachment || combined.is_some());
+        let failure = missing.or_else(|| networks.as_ref().err().or(attachment.as_ref().err()).cloned());
         Ok(Self {
             networks: networks.ok().flatten(),
             attachment: attachment.ok().flatten(),

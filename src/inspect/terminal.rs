@@ -120,6 +120,11 @@ impl Screen {
         self.text.end_line();
     }
 
+    /// Writes a line of a label and a text.
+    pub fn labeled(&mut self, label: impl AsRef<str>, text: impl AsRef<str>, tone: Tone) {
+        self.line(&[Cell::of(label), Cell::of(text).tone(tone)]);
+    }
+
     /// Writes a line of one cell.
     pub fn text(&mut self, text: impl AsRef<str>, tone: Tone) {
         self.line(&[Cell::of(text).tone(tone)]);

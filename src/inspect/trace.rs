@@ -4,7 +4,7 @@ use super::elements::{ContainerSender, cgroup_paths};
 use super::explain::Explanation;
 use super::rules::LiveRules;
 use super::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
-use super::terminal::{Cell, Screen, TextReport, Tone, first_of};
+use super::terminal::{Cell, Screen, TextReport, Tone, first_of, joined};
 use crate::cni::{Code, Error};
 use crate::firewall::{Arrival, ContainerElement, Destination, Hop, InSet, Packet, RulePlace, RulesetView, Sender};
 use crate::pod::Pod;
@@ -135,24 +135,18 @@ impl TextReport for Trace {
         }
         let is = |arrival: Arrival| self.arrives_at == arrival.to_string();
         let via = if self.interface.is_empty() { String::new() } else { format!(" via {}", self.interface) };
-        let tone = if [Arrival::Dropped, Arrival::Rejected, Arrival::Unknown].into_iter().any(is) {
-            Tone::Bad
-        } else {
-            Tone::Good
-        };
-        screen.line(&[
-            Cell::of(format!("{}/{} from {sender}{via} →", self.to, self.protocol)),
-            Cell::of(&self.arrives_at).tone(tone),
-        ]);
+        let is_bad = [Arrival::Dropped, Arrival::Rejected, Arrival::Unknown].into_iter().any(is);
+        let tone = if is_bad { Tone::Bad } else { Tone::Good };
+        screen.labeled(format!("{}/{} from {sender}{via} →", self.to, self.protocol), &self.arrives_at, tone);
         if let Some(reason) = &self.reason {
-            screen.line(&[Cell::of("Reason:"), Cell::of(reason)]);
+            screen.labeled("Reason:", reason, Tone::Plain);
         }
         if let Some(origin) = self.configuration.as_ref().filter(|origin| origin.source != ConfigurationSource::File) {
-            screen.line(&[Cell::of("Configuration:"), Cell::of(origin.text()).tone(Tone::Faint)]);
+            screen.labeled("Configuration:", origin.text(), Tone::Faint);
         }
         if let Some(container) = &self.container {
             let tone = if container.bypasses.is_some() { Tone::Notable } else { Tone::Faint };
-            screen.line(&[Cell::of(format!("Container {}:", container.name)), Cell::of(container.text()).tone(tone)]);
+            screen.labeled(format!("Container {}:", container.name), container.text(), tone);
         }
         let mut rows: Vec<Vec<Cell>> = Vec::new();
         let decides = |hop: &Hop| self.decided_by.as_ref().is_some_and(|place| is_at(hop, place));
@@ -186,11 +180,11 @@ impl TextReport for Trace {
 const MAX_NAMED: usize = 10;
 
 /// The excluded containers of a pod: those of its policy, and those that have an element.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct ExcludedSenders<'a> {
     policy: Option<&'a Policy>,
-    /// The live elements; `None` if all excluded containers are assumed to run.
-    elements: Option<&'a [ContainerElement]>,
+    /// The names of the containers that bypass the sidecar, with their scopes, and the control groups of live elements.
+    bypassing: Vec<(&'a str, ContainerScope, Option<u64>)>,
     /// Where the node's file system is mounted, for the levels of control groups.
     root: Option<&'a Path>,
 }
@@ -198,26 +192,30 @@ pub struct ExcludedSenders<'a> {
 impl<'a> ExcludedSenders<'a> {
     /// Returns the containers that a policy excludes, while they run.
     #[must_use]
-    pub const fn planned(policy: &'a Policy) -> Self {
-        Self { policy: Some(policy), elements: None, root: None }
+    pub fn planned(policy: &'a Policy) -> Self {
+        let bypassing = policy.containers.iter().map(|one| (&*one.name, one.scope, None)).collect();
+        Self { policy: Some(policy), bypassing, root: None }
     }
 
     /// Returns the containers with live elements. The node's file system is mounted at `root`.
     #[must_use]
     pub fn live(rules: &'a LiveRules, root: &'a Path) -> Self {
-        let policy = rules.desired.as_ref().map(|desired| &desired.policy);
-        Self { policy, elements: Some(&rules.live.containers), root: Some(root) }
+        let named = |element: &'a ContainerElement| {
+            Some((&*element.container.as_ref()?.name, element.scope, Some(element.cgroup)))
+        };
+        let bypassing = rules.live.containers.iter().filter_map(named).collect();
+        Self { policy: rules.desired.as_ref().map(|desired| &desired.policy), bypassing, root: Some(root) }
     }
 
     /// Returns the container called `name`, and its place in the sets.
     fn named(&self, name: &str) -> (ContainerSender, Option<InSet>) {
-        let planned = self.policy.and_then(|policy| policy.container_scope(name));
-        let is_named = |element: &&ContainerElement| element.container.as_ref().is_some_and(|of| of.name == name);
-        let element = self.elements.and_then(|all| all.iter().filter(is_named).max_by_key(|element| element.scope));
-        let bypasses = if self.elements.is_some() { element.map(|one| one.scope) } else { planned };
-        let level = element.zip(self.root).and_then(|(element, root)| level(element.cgroup, root));
-        let sender = ContainerSender { name: name.to_owned(), excluded: planned.is_some(), bypasses };
-        (sender, bypasses.map(|scope| InSet { scope, level }))
+        let excluded = self.policy.is_some_and(|policy| policy.container_scope(name).is_some());
+        let place = self.bypassing.iter().filter(|(own, ..)| *own == name).max_by_key(|(_, scope, _)| *scope);
+        let place = place.map(|(_, scope, cgroup)| {
+            let level = cgroup.zip(self.root).and_then(|(cgroup, root)| level(cgroup, root));
+            InSet { scope: *scope, level }
+        });
+        (ContainerSender { name: name.to_owned(), excluded, bypasses: place.map(|place| place.scope) }, place)
     }
 
     /// Traces the first packet of a connection as [`trace()`]; `container` is the name of the sending container, if known.
@@ -244,15 +242,10 @@ impl<'a> ExcludedSenders<'a> {
 
     /// Returns a caveat if the packet arrives elsewhere when an excluded container sends it.
     fn caveat(&self, from: Sender, differs: impl Fn(ContainerScope) -> bool) -> Option<String> {
-        let planned = self.policy.into_iter().flat_map(|policy| &policy.containers).map(|one| (&*one.name, one.scope));
-        let live = |element: &'a ContainerElement| Some((&*element.container.as_ref()?.name, element.scope));
-        let excluded: Vec<(&str, ContainerScope)> = match self.elements {
-            Some(elements) => elements.iter().filter_map(live).collect(),
-            None => planned.collect(),
-        };
-        let scopes = [ContainerScope::Dns, ContainerScope::All].map(|scope| (scope, differs(scope)));
+        let differing = [ContainerScope::Dns, ContainerScope::All].into_iter().filter(|scope| differs(*scope));
+        let differing: Vec<ContainerScope> = differing.collect();
         let names: BTreeSet<&str> =
-            excluded.into_iter().filter(|(_, scope)| scopes.contains(&(*scope, true))).map(|(name, _)| name).collect();
+            self.bypassing.iter().filter(|(_, scope, _)| differing.contains(scope)).map(|(name, ..)| *name).collect();
         let first = names.first().filter(|_| matches!(from, Sender::Process { .. }))?;
         let listed = first_of(names.iter().map(ToString::to_string), MAX_NAMED, ", ");
         Some(format!(
@@ -282,105 +275,76 @@ impl fmt::Display for Sender {
 
 /// A sender as the user gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SenderArgument {
-    /// A sender by its IDs or address.
-    Sender(Sender),
-    /// The processes of a container.
-    Container {
-        /// The name of the container.
-        name: String,
-        /// The UID that the user gave; `None` to use the UID of the pod's manifest.
-        uid: Option<u32>,
-        /// The GID that the user gave.
-        gid: Option<u32>,
-    },
+pub struct SenderArgument {
+    /// The name of the container.
+    pub container: Option<String>,
+    /// The sender; `None` for a container with the IDs in the pod's manifest.
+    pub sender: Option<Sender>,
 }
 
 impl FromStr for SenderArgument {
-    type Err = Error;
+    type Err = &'static str;
 
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let invalid = || {
-            let expected = "expected uid=UID, uid=UID,gid=GID, container=NAME, container=NAME,uid=UID, inbound or \
-                            inbound:ADDRESS";
-            Error::new(Code::InvalidConfig, format!("from: invalid value {text:?}; {expected}"))
-        };
-        if text == "inbound" {
-            return Ok(Self::Sender(Sender::Inbound(None)));
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const EXPECTED: &str = "expected uid=UID, uid=UID,gid=GID, container=NAME, container=NAME,uid=UID, inbound or \
+                                inbound:ADDRESS";
+        if let Some(address) = text.strip_prefix("inbound") {
+            let address = address.strip_prefix(':').map(|address| address.trim_matches(['[', ']']).parse());
+            let address = address.transpose().map_err(|_| EXPECTED)?;
+            return Ok(Self { container: None, sender: Some(Sender::Inbound(address)) });
         }
-        if let Some(address) = text.strip_prefix("inbound:") {
-            let address = address.trim_start_matches('[').trim_end_matches(']');
-            let address = address.parse().map_err(|_| invalid())?;
-            return Ok(Self::Sender(Sender::Inbound(Some(address))));
-        }
-        let (mut name, mut uid, mut gid) = (None, None, None);
+        let (mut container, mut uid, mut gid) = (None, None, None);
         for part in text.split(',') {
-            let (key, value) = part.split_once('=').ok_or_else(invalid)?;
-            let id = || value.trim().parse::<u32>().ok().filter(|id| *id != u32::MAX).ok_or_else(invalid);
+            let (key, value) = part.split_once('=').ok_or(EXPECTED)?;
+            let id = || value.trim().parse::<u32>().ok().filter(|id| *id != u32::MAX).ok_or(EXPECTED);
             match key.trim() {
-                "container" if name.is_none() && !value.is_empty() => name = Some(value.to_owned()),
+                "container" if container.is_none() && !value.is_empty() => container = Some(value.to_owned()),
                 "uid" if uid.is_none() => uid = Some(id()?),
                 "gid" if gid.is_none() => gid = Some(id()?),
-                _ => return Err(invalid()),
+                _ => return Err(EXPECTED),
             }
         }
-        match (name, uid) {
-            (_, None) if gid.is_some() => Err(invalid()),
-            (Some(name), uid) => Ok(Self::Container { name, uid, gid }),
-            (None, Some(uid)) => Ok(Self::Sender(Sender::Process { uid, gid, set: None })),
-            (None, None) => Err(invalid()),
-        }
+        let sender = uid.map(|uid| Sender::Process { uid, gid, set: None });
+        let is_complete = sender.is_some() || (container.is_some() && gid.is_none());
+        is_complete.then_some(Self { container, sender }).ok_or(EXPECTED)
     }
 }
 
 impl SenderArgument {
-    /// Returns the name of the container, if the sender is one.
-    #[must_use]
-    pub fn container(&self) -> Option<&str> {
-        match self {
-            Self::Sender(_) => None,
-            Self::Container { name, .. } => Some(name),
-        }
-    }
-
     /// Returns the sender. A container's IDs are those of the argument or, as fallback, of the manifest of `pod`. Without
     /// a pod, the name of the container is not checked.
     ///
     /// # Errors
     /// The pod does not have the container, or its UID is unknown.
     pub fn resolve(&self, pod: Option<&Pod>) -> Result<Sender, Error> {
-        let (name, uid, gid) = match self {
-            Self::Sender(sender) => return Ok(*sender),
-            Self::Container { name, uid, gid } => (name, *uid, *gid),
+        let name = self.container.as_deref().unwrap_or_default();
+        let failed = |why: String| Error::new(Code::InvalidConfig, format!("--from: container {name:?}: {why}"));
+        let (Some(pod), true) = (pod, self.container.is_some()) else {
+            let next = format!("use container={name},uid=UID, or select the pod: --live -n NAMESPACE POD");
+            return self.sender.ok_or_else(|| failed(format!("unknown pod; {next}")));
         };
-        let failed = |why: String| Error::new(Code::InvalidConfig, format!("from: container {name:?}: {why}"));
-        let Some(pod) = pod else {
-            let msg = || {
-                failed(format!("unknown pod; use container={name},uid=UID, or select the pod: --live -n NAMESPACE POD"))
-            };
-            return Ok(Sender::Process { uid: uid.ok_or_else(msg)?, gid, set: None });
-        };
-        let mut containers = pod.all_containers().chain(&pod.ephemeral_containers);
-        let container = containers.clone().find(|container| container.name == *name).ok_or_else(|| {
-            let names: Vec<&str> = containers.by_ref().map(|container| container.name.as_str()).collect();
-            failed(format!("pod {}/{}: expected one of {}", pod.namespace, pod.name, names.join(", ")))
+        let place = format!("pod {}/{}", pod.namespace, pod.name);
+        let containers = || pod.all_containers().chain(&pod.ephemeral_containers);
+        let container = containers().find(|container| container.name == name).ok_or_else(|| {
+            let names = joined(containers().map(|container| &container.name));
+            failed(format!("{place}: expected one of {names}"))
         })?;
-        if let Some(uid) = uid {
-            return Ok(Sender::Process { uid, gid, set: None });
-        }
         let id = |id: i64| u32::try_from(id).ok();
-        let uid = pod.user_of(container).and_then(id).ok_or_else(|| {
+        let of_manifest = || {
+            let (uid, gid) = (pod.user_of(container).and_then(id)?, pod.group_of(container).and_then(id));
+            Some(Sender::Process { uid, gid, set: None })
+        };
+        self.sender.or_else(of_manifest).ok_or_else(|| {
             let why = "unknown UID: runAsUser is not set, and the image decides";
-            failed(format!("pod {}/{}: {why}; use container={name},uid=UID", pod.namespace, pod.name))
-        })?;
-        Ok(Sender::Process { uid, gid: pod.group_of(container).and_then(id), set: None })
+            failed(format!("{place}: {why}; use container={name},uid=UID"))
+        })
     }
 }
 
 impl FromStr for Destination {
-    type Err = Error;
+    type Err = &'static str;
 
-    fn from_str(text: &str) -> Result<Self, Error> {
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
         let parse = || {
             let (address, protocol) = text.rsplit_once('/')?;
             let protocol = match protocol {
@@ -390,10 +354,7 @@ impl FromStr for Destination {
             };
             Some(Self { address: address.parse().ok()?, protocol })
         };
-        parse().ok_or_else(|| {
-            let expected = "expected ADDRESS:PORT/tcp or ADDRESS:PORT/udp, with an IPv6 address in brackets";
-            Error::new(Code::InvalidConfig, format!("to: invalid value {text:?}; {expected}"))
-        })
+        parse().ok_or("expected ADDRESS:PORT/tcp or ADDRESS:PORT/udp, with an IPv6 address in brackets")
     }
 }
 
@@ -404,10 +365,7 @@ mod tests {
     #[test]
     fn senders_and_destinations_are_parsed_and_printed() {
         let process = |uid, gid| Sender::Process { uid, gid, set: None };
-        let from = |text: &str| match text.parse::<SenderArgument>().expect(text) {
-            SenderArgument::Sender(sender) => sender,
-            container @ SenderArgument::Container { .. } => panic!("{container:?}"),
-        };
+        let from = |text: &str| text.parse::<SenderArgument>().expect(text).sender.expect(text);
         assert_eq!(from("uid=1337"), process(1337, None));
         assert_eq!(from("gid=5,uid=0"), process(0, Some(5)));
         assert_eq!(from("inbound"), Sender::Inbound(None));
@@ -415,9 +373,9 @@ mod tests {
         for text in ["uid=1337", "uid=0,gid=5", "inbound", "inbound:fd00::1"] {
             assert_eq!(from(text).to_string(), text);
         }
-        let container = |uid, gid| SenderArgument::Container { name: "web".to_owned(), uid, gid };
-        assert_eq!("container=web".parse(), Ok(container(None, None)));
-        assert_eq!("container=web,uid=7,gid=8".parse(), Ok(container(Some(7), Some(8))));
+        let container = |sender| SenderArgument { container: Some("web".to_owned()), sender };
+        assert_eq!("container=web".parse(), Ok(container(None)));
+        assert_eq!("container=web,uid=7,gid=8".parse(), Ok(container(Some(process(7, Some(8))))));
         for wrong in [
             "",
             "gid=1",
@@ -432,7 +390,7 @@ mod tests {
             "container=a,gid=1",
         ] {
             let error = wrong.parse::<SenderArgument>().expect_err(wrong);
-            assert!(error.msg.starts_with(&format!("from: invalid value {wrong:?}; expected uid=UID, ")), "{error}");
+            assert!(error.starts_with("expected uid=UID, "), "{wrong}: {error}");
         }
         let to = |text: &str| text.parse::<Destination>().expect(text);
         assert_eq!(to("10.0.0.10:53/udp").protocol, Protocol::Udp);

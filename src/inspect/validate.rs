@@ -1,6 +1,6 @@
 //! `validate`: checks the configurations in a file as `detour install` and the agent do.
 
-use super::terminal::{Cell, Screen, TextReport, Tone, first_of};
+use super::terminal::{Screen, TextReport, Tone, first_of};
 use crate::cluster::KubeconfigSummary;
 use crate::cluster::yaml::documents;
 use crate::cni::{Code, Error, NODE_CONFIGURATION, NetConf, NodeConf, PROGRAM, configuration};
@@ -39,13 +39,13 @@ impl TextReport for ValidationReport {
     fn write(&self, screen: &mut Screen) {
         for CheckedConf { place, errors, warnings, .. } in &self.configurations {
             if errors.is_empty() {
-                screen.line(&[Cell::of(format!("{place}:")), Cell::of("valid").tone(Tone::Good)]);
+                screen.labeled(format!("{place}:"), "valid", Tone::Good);
             }
             for error in errors {
-                screen.line(&[Cell::of(format!("{place}:")), Cell::of(format!("invalid: {error}")).tone(Tone::Bad)]);
+                screen.labeled(format!("{place}:"), format!("invalid: {error}"), Tone::Bad);
             }
             for warning in warnings {
-                screen.line(&[Cell::of(format!("  warning: {warning}"))]);
+                screen.text(format!("  warning: {warning}"), Tone::Plain);
             }
         }
     }
@@ -85,9 +85,9 @@ pub fn validate_text(
     is_installed: &dyn Fn(&NetConf, &str) -> Option<bool>,
 ) -> Result<ValidationReport, Error> {
     let failed = |what: String| Error::new(Code::InvalidConfig, format!("{}: {what}", place.display()));
-    let mut others = Vec::new();
-    let found = match serde_json::from_str::<Value>(text) {
-        Ok(value) => configurations_in(&value, text, &mut others).map_err(failed)?,
+    let mut found = Found::default();
+    match serde_json::from_str::<Value>(text) {
+        Ok(value) => found.add(&value, text).map_err(failed)?,
         Err(json) => {
             let documents = documents(text)
                 .map_err(|yaml| failed(format!("expected JSON or YAML: invalid JSON: {json}; invalid YAML: {yaml}")))?;
@@ -95,29 +95,21 @@ pub fn validate_text(
             if let Some(values) = documents.iter().find_map(|document| helm_values(document.as_object()?)) {
                 return Err(failed(values));
             }
-            if documents.iter().any(is_ours) {
-                vec![(String::new(), ConfKind::Configuration, text.to_owned())]
-            } else {
-                let found: Result<Vec<_>, _> =
-                    documents.iter().map(|document| configurations_in(document, text, &mut others)).collect();
-                found.map_err(failed)?.concat()
+            match documents.iter().any(is_ours) {
+                true => found.configurations.push((String::new(), ConfKind::Configuration, text.to_owned())),
+                false => documents.iter().try_for_each(|document| found.add(document, text)).map_err(failed)?,
             }
         }
-    };
-    let mut configurations = Vec::new();
-    for (within, kind, text) in found {
-        let place = format!("{}{within}", place.display());
-        let (warnings, errors) = problems(&text, |text| check(kind, text, node, is_installed));
-        configurations.push(CheckedConf {
-            place,
-            valid: errors.is_empty(),
-            error: errors.first().cloned(),
-            errors,
-            warnings,
-        });
     }
+    let checked = |(within, kind, text): &(String, ConfKind, String)| {
+        let (warnings, errors) = problems(text, |text| check(*kind, text, node, is_installed));
+        let (place, error) = (format!("{}{within}", place.display()), errors.first().cloned());
+        CheckedConf { place, valid: errors.is_empty(), error, errors, warnings }
+    };
+    let configurations: Vec<CheckedConf> = found.configurations.iter().map(checked).collect();
     if configurations.is_empty() {
-        let found = if others.is_empty() { "no object".to_owned() } else { first_of(others, MAX_NAMED, ", ") };
+        let others = first_of(found.others, MAX_NAMED, ", ");
+        let found = if others.is_empty() { "no object" } else { &others };
         return Err(failed(format!("expected a configuration, got {found}")));
     }
     Ok(ValidationReport { valid: configurations.iter().all(|checked| checked.valid), configurations })
@@ -224,62 +216,65 @@ pub fn is_program(directories: impl Iterator<Item = PathBuf>, name: &str) -> Opt
     (!existing.is_empty()).then_some(found)
 }
 
-/// Returns the configurations in a document: the suffix for the place of each, its kind and its text. `whole` is the
-/// text of a document that is no manifest.
-fn configurations_in(
-    document: &Value,
-    whole: &str,
-    others: &mut Vec<String>,
-) -> Result<Vec<(String, ConfKind, String)>, String> {
-    let Some(keys) = document.as_object() else { return Err("expected an object".to_owned()) };
-    let name = document["metadata"]["name"].as_str().unwrap_or_default();
-    let text = |value: &Value| value.as_str().map(str::to_owned);
-    Ok(match manifest_kind(document) {
-        Some("List") => {
-            let items = document["items"].as_array().cloned().unwrap_or_default();
-            let found: Result<Vec<_>, _> =
-                items.iter().map(|item| configurations_in(item, &item.to_string(), others)).collect();
-            found?.concat()
-        }
-        Some("NetworkAttachmentDefinition") => {
-            let config = text(&document["spec"]["config"]).unwrap_or_default();
-            let place = format!(": NetworkAttachmentDefinition {name}: spec.config");
-            if config.trim().is_empty() {
-                vec![(place, ConfKind::EmptyDefinition, name.to_owned())]
-            } else if may_be_ours(&config) {
-                vec![(place, ConfKind::Definition, config)]
-            } else {
-                others.push(format!("NetworkAttachmentDefinition {name} of another plugin"));
-                Vec::new()
-            }
-        }
-        Some("ConfigMap") => configurations_of_chart(name, &document["data"])?,
-        Some(kind) => {
-            others.push(format!("{kind} {name}"));
-            Vec::new()
-        }
-        None if helm_values(keys).is_some() => return Err(helm_values(keys).unwrap_or_default()),
-        None => vec![(String::new(), kind(keys), whole.to_owned())],
-    })
+/// What a file contains.
+#[derive(Default)]
+struct Found {
+    /// The suffix for the place of each configuration, its kind and its text.
+    configurations: Vec<(String, ConfKind, String)>,
+    /// Objects without a configuration.
+    others: Vec<String>,
 }
 
-/// Returns the configurations in the data of the chart's ConfigMap: `config.json`, and each attachment, whose keys
-/// override those of `config.json`.
-fn configurations_of_chart(name: &str, data: &Value) -> Result<Vec<(String, ConfKind, String)>, String> {
-    let Some(config) = data["config.json"].as_str() else { return Ok(Vec::new()) };
-    let place = |key: &str| format!("ConfigMap {name}: data[\"{key}\"]");
-    let mut found = vec![(format!(": {}", place("config.json")), ConfKind::Keys, config.to_owned())];
-    // Only the file's own entry reports that it is invalid.
-    let shared: Map<String, Value> = serde_json::from_str(config).unwrap_or_default();
-    let place = place("attachments.json");
-    let attachments: Vec<Map<String, Value>> = serde_json::from_str(data["attachments.json"].as_str().unwrap_or("[]"))
-        .map_err(|error| format!("{place}: expected a JSON array of objects: {error}"))?;
-    for (i, attachment) in attachments.into_iter().enumerate() {
-        let mut keys = shared.clone();
-        keys.extend(attachment);
-        found.push((format!(": {place}[{i}]"), ConfKind::Keys, Value::Object(keys).to_string()));
+impl Found {
+    /// Adds the configurations in a document. `whole` is the text of a document that is no manifest.
+    fn add(&mut self, document: &Value, whole: &str) -> Result<(), String> {
+        let Some(keys) = document.as_object() else { return Err("expected an object".to_owned()) };
+        let name = document["metadata"]["name"].as_str().unwrap_or_default();
+        match manifest_kind(document) {
+            Some("List") => {
+                let items = document["items"].as_array().into_iter().flatten();
+                return items.into_iter().try_for_each(|item| self.add(item, &item.to_string()));
+            }
+            Some("NetworkAttachmentDefinition") => {
+                let config = document["spec"]["config"].as_str().unwrap_or_default();
+                let place = format!(": NetworkAttachmentDefinition {name}: spec.config");
+                if config.trim().is_empty() {
+                    self.configurations.push((place, ConfKind::EmptyDefinition, name.to_owned()));
+                } else if may_be_ours(config) {
+                    self.configurations.push((place, ConfKind::Definition, config.to_owned()));
+                } else {
+                    self.others.push(format!("NetworkAttachmentDefinition {name} of another plugin"));
+                }
+            }
+            Some("ConfigMap") => return self.add_chart(name, &document["data"]),
+            Some(kind) => self.others.push(format!("{kind} {name}")),
+            None => match helm_values(keys) {
+                Some(values) => return Err(values),
+                None => self.configurations.push((String::new(), kind(keys), whole.to_owned())),
+            },
+        }
+        Ok(())
     }
-    Ok(found)
+
+    /// Adds the configurations in the data of the chart's ConfigMap: `config.json`, and each attachment, whose keys override
+    /// those of `config.json`.
+    fn add_chart(&mut self, name: &str, data: &Value) -> Result<(), String> {
+        let Some(config) = data["config.json"].as_str() else { return Ok(()) };
+        let place = |key: &str| format!("ConfigMap {name}: data[\"{key}\"]");
+        self.configurations.push((format!(": {}", place("config.json")), ConfKind::Keys, config.to_owned()));
+        // Only the file's own entry reports that it is invalid.
+        let shared: Map<String, Value> = serde_json::from_str(config).unwrap_or_default();
+        let place = place("attachments.json");
+        let attachments = data["attachments.json"].as_str().unwrap_or("[]");
+        let attachments: Vec<Map<String, Value>> = serde_json::from_str(attachments)
+            .map_err(|error| format!("{place}: expected a JSON array of objects: {error}"))?;
+        for (i, attachment) in attachments.into_iter().enumerate() {
+            let mut keys = shared.clone();
+            keys.extend(attachment);
+            self.configurations.push((format!(": {place}[{i}]"), ConfKind::Keys, Value::Object(keys).to_string()));
+        }
+        Ok(())
+    }
 }
 
 /// Returns whether a definition is for this plugin. Text that is not JSON counts, so that the check refuses it.

@@ -4,10 +4,10 @@ pub use record::FormatCounts;
 
 use crate::cni::version::{NEWEST, SUPPORTED};
 use crate::cni::{CniCommand, Code, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};
+use crate::logging;
 use crate::logging::{EventCollector, Lines};
 use crate::printable::Text;
 use crate::streams::Stdout;
-use crate::{delegate, logging};
 use executables::ChainExecutables;
 use serde_json::{Value, json};
 use std::ffi::OsString;
@@ -169,8 +169,6 @@ fn run_attachment(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
 fn print_panics(cni_version: &str) {
     let cni_version = cni_version.to_owned();
     panic::set_hook(Box::new(move |panic| {
-        // The saved state lets the following DEL undo an ADD, but an executable would keep running.
-        delegate::kill_running();
         let error = Text::json(&panic_error(panic).to_json(&cni_version).to_string());
         // A failure to write to stdout can't be reported anywhere.
         let _ = Stdout.write_all(format!("{error}\n").as_bytes());

@@ -12,8 +12,6 @@ mod union;
 
 pub use exclusion::{ContainerExclusion, ContainerScope, Exclusion, IdRange, Protocol, TrafficOwner};
 pub use guard::{AmbientGuard, Guard};
-pub use redirect::{
-    DnsCapture, Groups, InterceptionMode, Ipv6, ListOrAll, PROXY_PORTS, PortRange, Ports, Ranges, Redirect,
-};
+pub use redirect::{DnsCapture, Groups, InterceptionMode, Ipv6, ListOrAll, PortRange, Ports, Ranges, Redirect};
 pub use traffic_policy::{Interception, Policy};
 pub use union::{Combine, Conflict, Contradiction, united};

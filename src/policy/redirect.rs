@@ -162,7 +162,7 @@ pub struct Redirect {
 
 /// The proxy's ports for status, health and metrics, which are never captured inbound. By default, the first one is not
 /// captured outbound either.
-pub const PROXY_PORTS: [PortRange; 3] = [PortRange::one(15020), PortRange::one(15021), PortRange::one(15090)];
+const PROXY_PORTS: [PortRange; 3] = [PortRange::one(15020), PortRange::one(15021), PortRange::one(15090)];
 
 impl Redirect {
     /// Returns whether connections to other hosts can be captured: the lists do not leave out all of them.

@@ -19,10 +19,18 @@ fn account(test: &str, server: &Server) -> Api {
     Api::of_account(server.http(), directory)
 }
 
-/// Watches the DaemonSet on an event loop of this thread.
-fn watch(account: Api, report: impl FnMut(bool)) -> Result<(), Error> {
+/// Sends requests of the account on an event loop of this thread.
+fn on_event_loop<T>(account: Api, requests: impl AsyncFnOnce(Api) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
-    runtime.block_on(account.on(runtime.handle().clone()).watch(&daemon_set(), report))
+    runtime.block_on(requests(account.on(runtime.handle().clone())))
+}
+
+fn has(account: Api, time: Duration) -> Result<bool, Error> {
+    on_event_loop(account, async |account| account.has(&daemon_set(), time).await)
+}
+
+fn watch(account: Api, report: impl FnMut(bool)) -> Result<(), Error> {
+    on_event_loop(account, async |account| account.watch(&daemon_set(), report).await)
 }
 
 fn daemon_set() -> ObjectRef {
@@ -36,7 +44,7 @@ fn a_service_account_as_the_kubelet_mounts_it_is_accepted_unless_another_user_ow
     let server = Server::plain(move |_| Answer::json(200, &object));
     let directory = directory("own-mounted").join("account");
     write_account(&directory);
-    let has = || Api::of_account(server.http(), directory.clone()).has(&daemon_set(), Duration::from_secs(10));
+    let exists = || has(Api::of_account(server.http(), directory.clone()), Duration::from_secs(10));
     let data = directory.join("..2026_11_22");
     fs::create_dir(&data).expect("made");
     fs::set_permissions(&directory, Permissions::from_mode(0o1777)).expect("set");
@@ -45,11 +53,11 @@ fn a_service_account_as_the_kubelet_mounts_it_is_accepted_unless_another_user_ow
         fs::rename(directory.join(name), data.join(name)).expect("moved");
         symlink(format!("..data/{name}"), directory.join(name)).expect("linked");
     }
-    assert!(has().expect("an answer"));
+    assert!(exists().expect("an answer"));
     let requests = server.lines().len();
     for name in ["token", "ca.crt"] {
         chown(data.join(name), Some(12345), None).expect("needs root");
-        let error = has().expect_err("refused");
+        let error = exists().expect_err("refused");
         assert_eq!(error.code, Code::InvalidConfig, "{error}");
         assert!(error.msg.contains(&format!("{name} is owned by UID 12345; expected root")), "{error}");
         chown(data.join(name), Some(0), None).expect("needs root");
@@ -64,8 +72,7 @@ fn a_daemon_set_is_missing_if_the_response_names_it() {
         "reason": "NotFound", "details": {"name": "detour-agent", "group": "apps", "kind": "daemonsets"}, "code": 404
     });
     let server = Server::plain(move |_| Answer::json(404, &missing));
-    let has = account("missing", &server).has(&daemon_set(), Duration::from_secs(10));
-    assert!(!has.expect("an answer"));
+    assert!(!has(account("missing", &server), Duration::from_secs(10)).expect("an answer"));
     assert_eq!(server.lines(), ["GET /apis/apps/v1/namespaces/kube-system/daemonsets/detour-agent HTTP/1.1"]);
 }
 
@@ -129,7 +136,7 @@ fn a_watch_without_a_first_event_gets_the_object() {
 fn a_404_that_does_not_name_the_daemon_set_is_a_temporary_error() {
     let server = Server::plain(|_| Answer::text(404, "404 page not found\n"));
     let (started, time) = (Instant::now(), Duration::from_secs(3));
-    let error = account("unserved", &server).has(&daemon_set(), time).expect_err("no answer");
+    let error = has(account("unserved", &server), time).expect_err("no answer");
     assert_eq!(error.code, Code::TryAgain, "{error}");
     assert!(error.to_string().contains("DaemonSet kube-system/detour-agent"), "{error}");
     assert!(server.lines().len() > 1 && started.elapsed() < 20 * time, "{:?}", server.lines());

@@ -53,27 +53,23 @@ fn a_current_copy_is_healthy_and_its_entry_is_the_configuration() {
 }
 
 #[test]
-fn an_older_copy_names_what_differs() {
+fn an_older_copy_is_reported() {
     scene(plan(), |scene| {
+        let found = "is an older copy of 10-cluster.conflist";
         edit_source(scene, |list| list["plugins"] = json!([{"type": "bridge"}, {"type": "portmap"}]));
-        let found =
-            "is an older copy of 10-cluster.conflist: its plugins are bridge, those of the list are bridge, portmap";
         assert_fails(scene, "own-list", found, "why the agent on this node does not write the own list");
         compare("own-list-older", &scene.printed(&["--node"]));
-        edit_source(scene, |list| list["plugins"] = json!([{"type": "bridge", "mtu": 1400}]));
-        assert_fails(scene, "own-list", "the configuration of plugin bridge differs", "run detour install");
         edit_source(scene, |list| {
             list["plugins"] = json!([{"type": "bridge"}]);
             list["cniVersion"] = "0.4.0".into();
         });
-        assert_fails(scene, "own-list", "key \"cniVersion\" differs", "run detour install");
+        assert_fails(scene, "own-list", found, "run detour install");
     });
 }
 
 #[test]
 fn a_missing_or_invalid_source_is_the_cluster_networks_problem() {
     scene(plan(), |scene| {
-        let text = fs::read_to_string(scene.path(LIST)).expect("readable");
         scene.write(LIST, "{\"name\":");
         assert_fails(
             scene,
@@ -82,10 +78,8 @@ fn a_missing_or_invalid_source_is_the_cluster_networks_problem() {
             "pods of the cluster",
         );
         fs::remove_file(scene.path(LIST)).expect("removed");
-        assert_fails(scene, "own-list", "was removed: the cluster network is not ready", "pods of the cluster network");
-        // Another list, which the agent would copy.
-        scene.write(&format!("{DIRECTORY}/20-new.conflist"), &text);
-        assert_fails(scene, "own-list", "is a copy of 10-cluster.conflist, which was removed", "check why the agent");
+        let found = "is a copy of 10-cluster.conflist, which was removed";
+        assert_fails(scene, "own-list", found, "pods of the cluster network");
     });
 }
 
@@ -103,32 +97,6 @@ fn a_copy_of_a_single_plugin_is_healthy_beside_files_of_other_tools() {
         assert_eq!(line(&report, "own-list").1, "00-detour.conflist is a copy of 10-cluster.conf");
         assert_eq!(line(&report, "configuration-picked").1, "00-detour.conflist is the first file");
         assert_eq!(scene.json(OWN)["loadOnlyInlinedPlugins"], true);
-    });
-}
-
-/// Runtimes with libcni 1.3 add the plugins in the directory of the network's name to the own list too.
-#[test]
-fn files_in_the_directory_of_the_networks_name_are_those_of_other_tools() {
-    scene(plan(), |scene| {
-        for name in ["c", "other"] {
-            fs::create_dir(scene.path(&format!("{DIRECTORY}/{name}"))).expect("made");
-        }
-        let file = format!("{DIRECTORY}/c/10-mark.conf");
-        scene.write(&file, r#"{"type": "mark"}"#);
-        scene.write(&format!("{DIRECTORY}/other/10-broken.conf"), "{");
-        assert_eq!(scene.report(&["--node"])["healthy"], true);
-        for (text, reason) in
-            [("{", "invalid JSON: "), (r#"{"plugins": []}"#, "expected one plugin, an object with type")]
-        {
-            scene.write(&file, text);
-            let found = format!("runtimes with libcni 1.3 reject 00-detour.conflist: /{file}: {reason}");
-            assert_fails(scene, "configuration-picked", &found, "its tool writes it");
-        }
-        // The tool moves the network's plugins there.
-        scene.write(&file, r#"{"type": "bridge"}"#);
-        scene.write(LIST, r#"{"cniVersion": "1.0.0", "name": "c"}"#);
-        let found = "10-cluster.conflist, whose plugins are all in files of the directory with its name now";
-        assert_fails(scene, "own-list", found, "into the list itself");
     });
 }
 
@@ -186,10 +154,7 @@ fn a_renamed_own_list_has_the_hint_for_cilium() {
         let own = scene.path(OWN);
         let renamed = own.with_file_name("00-detour.conflist.cilium_bak");
         fs::copy(&own, &renamed).expect("copied");
-        let report = scene.report(&["--node"]);
-        let (outcome, _, next) = line(&report, "own-list");
-        assert_eq!((outcome, &report["healthy"]), ("warn", &json!(true)), "{report:#}");
-        assert!(next.contains("cni.exclusive"), "{next}");
+        assert_eq!(scene.report(&["--node"])["healthy"], true);
         fs::remove_file(&own).expect("removed");
         let found = "00-detour.conflist not found; another process renamed it to 00-detour.conflist.cilium_bak";
         assert_fails(scene, "configuration-present", found, "cni.exclusive of Cilium to false");

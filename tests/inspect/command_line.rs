@@ -26,15 +26,15 @@ fn invalid_arguments_exit_with_2_and_name_what_is_expected() {
         (&["explain", "-f", "-", "--rules", "pf"], "iptables"),
         (
             &["trace", "-f", "-", "--from", "me", "--to", "1.2.3.4:5/tcp"],
-            "--from: invalid value \"me\"; expected uid=UID, ",
+            "invalid value 'me' for '--from <SENDER>': expected uid=UID, ",
         ),
         (
             &["trace", "-f", "-", "--from", "uid=1", "--to", "1.2.3.4"],
-            "--to: invalid value \"1.2.3.4\"; expected ADDRESS:PORT/tcp ",
+            "invalid value '1.2.3.4' for '--to <DESTINATION>': expected ADDRESS:PORT/tcp ",
         ),
         (
             &["trace", "-f", "-", "--from", "uid=1", "--to", "1.2.3.4:53"],
-            "--to: invalid value \"1.2.3.4:53\"; expected ADDRESS:PORT/tcp or ADDRESS:PORT/udp",
+            "invalid value '1.2.3.4:53' for '--to <DESTINATION>': expected ADDRESS:PORT/tcp or ADDRESS:PORT/udp",
         ),
         (
             &["trace", "-f", "-", "--from", "inbound:fd::1", "--to", "1.2.3.4:5/tcp"],
@@ -213,7 +213,7 @@ spec:
         (trace(POD, "container=app"), "--from: container \"app\": pod shop/web: unknown UID: runAsUser is not set"),
         (
             trace(pod, "container="),
-            "--from: invalid value \"container=\"; expected uid=UID, uid=UID,gid=GID, container=NAME",
+            "invalid value 'container=' for '--from <SENDER>': expected uid=UID, uid=UID,gid=GID, container=NAME",
         ),
         (
             none,

@@ -1,31 +1,17 @@
 //! Tests under real container runtimes, containerd 2.2 and CRI-O 1.34 with runc: the agent, the plugin in the cluster
 //! network's configuration list, real rules and real traffic. They show that containers are excluded by name from their
-//! first instruction. They show that no meshed pod starts without rules while a node boots, and that running pods
-//! follow their policy.
+//! first instruction, that no meshed pod starts without rules while a node boots, and what the own list relies on.
 //! hack/e2e.sh provides what the tests need and prints the results. `cargo test` without a name does not run them,
 //! because building the runtimes takes minutes.
 //!
 //! Lines that begin with `RESULT` are the table of hack/e2e.sh.
 
 mod boots;
-#[allow(dead_code, reason = "a part of it is used here")]
-#[path = "../apiserver/certificates.rs"]
-mod certificates;
-#[allow(dead_code, reason = "a part of it is used here")]
-#[path = "../apiserver/client.rs"]
-mod client;
 mod cluster;
 mod cluster_cni;
-#[allow(dead_code, reason = "a part of it is used here")]
-#[path = "../apiserver/control_plane.rs"]
-mod control_plane;
-#[path = "../apiserver/etcd.rs"]
-mod etcd;
 mod guide;
 mod kills;
 mod kubelet;
-mod live_policy;
-mod matrix;
 mod node;
 mod own_list;
 mod pod;

@@ -46,7 +46,6 @@ pub(crate) struct Sandbox<'a> {
     pub(crate) id: String,
     config: Value,
     attempts: AtomicU32,
-    proxy_user: u32,
 }
 
 impl Pod {
@@ -71,11 +70,6 @@ impl Pod {
         pod.annotations = json!({});
         pod.spec = json!({});
         pod.container("web")
-    }
-
-    pub(crate) fn in_namespace(mut self, namespace: &'static str) -> Self {
-        self.namespace = namespace;
-        self
     }
 
     pub(crate) fn annotate(&mut self, key: &str, value: &str) {
@@ -143,7 +137,7 @@ impl Pod {
         let mut annotations = self.annotations.clone();
         annotations["kubernetes.io/config.source"] = "api".into();
         annotations["kubernetes.io/config.seen"] = "2026-01-31T12:00:00.000000000Z".into();
-        let mut config = json!({
+        let config = json!({
             "metadata": {"name": self.name, "namespace": self.namespace, "uid": self.uid, "attempt": attempt},
             "hostname": self.name,
             "annotations": annotations,
@@ -151,26 +145,16 @@ impl Pod {
             "labels": {"io.kubernetes.pod.name": self.name, "io.kubernetes.pod.namespace": self.namespace, "io.kubernetes.pod.uid": self.uid},
             "linux": {"cgroup_parent": parent, "security_context": {"namespace_options": {"pid": "CONTAINER"}}},
         });
-        if let Some(servers) = self.spec["dnsConfig"].get("nameservers") {
-            config["dns_config"] = json!({"servers": servers});
-        }
         let answer = node.ask(json!({"op": "sandbox", "sandbox_config": config}))?;
         let id = answer["sandbox"].as_str().expect("an ID").to_owned();
-        let containers = self.spec["containers"].as_array().into_iter().flatten();
-        let mut proxies = containers.filter(|container| container["name"] == "istio-proxy");
-        let user = proxies.next().and_then(|proxy| proxy["securityContext"]["runAsUser"].as_u64());
-        let proxy_user = user.and_then(|user| user.try_into().ok()).unwrap_or(PROXY_USER);
-        Ok(Sandbox { node, id, config, attempts: AtomicU32::new(0), proxy_user })
+        Ok(Sandbox { node, id, config, attempts: AtomicU32::new(0) })
     }
 }
 
 impl Sandbox<'_> {
     /// A request about the container `name` that runs this command.
     fn request(&self, op: &str, name: &str, command: &[&str]) -> (Value, u32) {
-        self.request_as(op, name, if name == "istio-proxy" { self.proxy_user } else { USER }, command)
-    }
-
-    fn request_as(&self, op: &str, name: &str, user: u32, command: &[&str]) -> (Value, u32) {
+        let user = if name == "istio-proxy" { PROXY_USER } else { USER };
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
         let config = json!({
             "metadata": {"name": name, "attempt": attempt},
@@ -194,22 +178,9 @@ impl Sandbox<'_> {
         Ok((answer["exit"].as_u64().expect("a status"), answer["start_us"].as_u64().expect("a time")))
     }
 
-    /// Runs [`FIRST`] as this user. Returns its exit status.
-    pub(crate) fn once_as(&self, name: &str, user: u32) -> Result<u64, String> {
-        let (request, _) = self.request_as("once", name, user, FIRST);
-        Ok(self.node.ask(request)?["exit"].as_u64().expect("a status"))
-    }
-
     /// Starts a container. Returns its ID and the file that it prints into.
     pub(crate) fn run(&self, name: &str, command: &[&str]) -> Result<(String, PathBuf), String> {
-        self.run_with(name, command, &json!({}))
-    }
-
-    /// Starts a container with these fields of its configuration.
-    pub(crate) fn run_with(&self, name: &str, command: &[&str], fields: &Value) -> Result<(String, PathBuf), String> {
-        let (mut request, attempt) = self.request("create", name, command);
-        let config = request["config"].as_object_mut().expect("an object");
-        config.extend(fields.as_object().cloned().unwrap_or_default());
+        let (request, attempt) = self.request("create", name, command);
         let answer = self.node.ask(request)?;
         let id = answer["container"].as_str().expect("an ID").to_owned();
         self.node.ask(json!({"op": "start", "container": id}))?;
@@ -219,14 +190,8 @@ impl Sandbox<'_> {
 
     /// Starts the proxy and waits until it listens.
     pub(crate) fn run_proxy(&self) {
-        self.start_proxy();
-    }
-
-    /// Starts the proxy and waits until it listens. Returns the file that it prints into.
-    pub(crate) fn start_proxy(&self) -> PathBuf {
         let (_, log) = self.run("istio-proxy", PROXY).expect("it starts");
         crate::node::until("the proxy listens", || printed(&log).iter().any(|line| line.ends_with("ready")));
-        log
     }
 
     /// The output of a command in the pod's network namespace, which must succeed.
@@ -243,13 +208,6 @@ impl Sandbox<'_> {
     /// The pod's IPv4 address.
     pub(crate) fn address(&self) -> Value {
         self.inspect()["status"]["network"]["ip"].clone()
-    }
-
-    /// The pod's addresses, IPv4 first.
-    pub(crate) fn addresses(&self) -> Vec<String> {
-        let network = &self.inspect()["status"]["network"];
-        let others = network["additionalIps"].as_array().into_iter().flatten().map(|other| &other["ip"]);
-        [&network["ip"]].into_iter().chain(others).filter_map(|ip| ip.as_str().map(str::to_owned)).collect()
     }
 
     /// The path of the network namespace on the node.

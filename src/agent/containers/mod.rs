@@ -9,12 +9,12 @@ mod task;
 use super::install::NodeFiles;
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
-use super::runtime::Tasks;
 use crate::cluster::agent::ContainersStatus;
 use crate::host_path::{HostPath, HostRoot};
 use crate::pod::PodRef;
 use task::{Question, Task};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::spawn_local;
 
 /// The limit of questions that wait for the task.
 const MAX_QUESTIONS: usize = 64;
@@ -42,13 +42,12 @@ impl ContainerSettings {
         metrics: &Metrics,
         reports: PodReports,
         damaged: Option<mpsc::Sender<PodRef>>,
-        tasks: &Tasks,
     ) -> Result<ExcludedContainers, String> {
         let path = node.reach(&self.nri_socket).map_err(|error| error.to_string())?;
         let (sender, questions) = mpsc::channel(MAX_QUESTIONS);
         let (root, nri_socket) = (HostRoot::new(node.root()), self.nri_socket.clone());
         let task = Task { root, nri_socket, metrics: metrics.clone(), reports, damaged };
-        tasks.start(move || task.run(path, questions));
+        spawn_local(task.run(path, questions));
         Ok(ExcludedContainers(sender))
     }
 }

@@ -3,7 +3,6 @@
 use super::limits::MIN_INTERVAL;
 use super::reconciler::{FinishedJob, Job, ObservedNode, PodReconciler};
 use crate::agent::facts::{ObservedPod, SharedFacts};
-use crate::agent::runtime::Tasks;
 use crate::cgroup;
 use crate::cluster::agent::PoliciesReport;
 use crate::host_path::HostRoot;
@@ -11,7 +10,7 @@ use crate::pod::PodRef;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc, watch};
-use tokio::task::{JoinSet, spawn_blocking};
+use tokio::task::{JoinSet, spawn_blocking, spawn_local};
 use tokio::time::sleep;
 
 /// The minimum pause between two passes, in which changes are collected.
@@ -37,12 +36,11 @@ impl PodReconciler {
     /// Starts the task. `policies` gets the reports for the agent socket.
     pub(in crate::agent) fn start(
         self,
-        tasks: &Tasks,
         facts: SharedFacts,
         policies: watch::Sender<PoliciesReport>,
         signals: PodSignals,
     ) {
-        tasks.start(move || self.run(facts, policies, signals));
+        spawn_local(self.run(facts, policies, signals));
     }
 
     async fn run(mut self, facts: SharedFacts, policies: watch::Sender<PoliciesReport>, mut signals: PodSignals) {

@@ -7,7 +7,7 @@
 //! milliseconds, but not at once.
 
 use crate::agent::install::InstallPlan;
-use crate::agent::services::TaintDecision;
+use crate::agent::metrics::Metrics;
 use std::time::{Duration, Instant};
 
 /// The interval of reconciliations without a change: not every file system reports changes.
@@ -108,13 +108,22 @@ impl Iteration {
         }
     }
 
-    /// Returns the decision about the node's taint. An agent that has just replaced the program, as in an upgrade, does not
-    /// change it yet.
-    pub(super) fn taint_decision(&self, readiness: &Readiness) -> TaintDecision {
+    /// Returns whether the node needs no taint; `None` if the taint does not change: an agent that has just replaced the
+    /// program, as in an upgrade, does not know yet.
+    pub(super) fn taint_decision(&self, readiness: &Readiness) -> Option<bool> {
         match (self, readiness) {
-            (Self::Occupied(_), _) | (_, Readiness::Confirming) => TaintDecision::Unchanged,
-            (_, Readiness::Ready) => TaintDecision::Remove,
-            (_, Readiness::Not(_)) => TaintDecision::Add,
+            (Self::Occupied(_), _) | (_, Readiness::Confirming) => None,
+            (_, Readiness::Ready) => Some(true),
+            (_, Readiness::Not(_)) => Some(false),
+        }
+    }
+
+    pub(super) fn count(&self, metrics: &Metrics, readiness: &Readiness) {
+        metrics.ready.set((*readiness == Readiness::Ready).into());
+        match self {
+            Self::Repaired(_) => metrics.install("done"),
+            Self::Failed(_) | Self::Occupied(_) => metrics.install("failed"),
+            _ => {}
         }
     }
 }
@@ -217,7 +226,7 @@ mod tests {
     use super::*;
 
     /// Returns the decision about the taint and the text of `/readyz`.
-    fn assessed(iteration: &Iteration, stability: &mut Stability, now: Instant) -> (TaintDecision, Option<String>) {
+    fn assessed(iteration: &Iteration, stability: &mut Stability, now: Instant) -> (Option<bool>, Option<String>) {
         let (readiness, ..) = iteration.assess(stability, now);
         (iteration.taint_decision(&readiness), readiness.obstacle())
     }
@@ -230,21 +239,20 @@ mod tests {
         for iteration in [repaired(), settled()] {
             let (taint, obstacle) = assessed(&iteration, fresh, now);
             let is_confirming = obstacle.is_some_and(|obstacle| obstacle.contains("not yet confirmed"));
-            assert!(taint == TaintDecision::Unchanged && is_confirming, "the taint is unchanged");
+            assert!(taint.is_none() && is_confirming, "the taint is unchanged");
         }
-        assert_eq!(assessed(&settled(), fresh, now + HOLD_TIME), (TaintDecision::Remove, None));
-        assert_eq!(assessed(&repaired(), fresh, now), (TaintDecision::Remove, None), "one repair changes nothing");
+        assert_eq!(assessed(&settled(), fresh, now + HOLD_TIME), (Some(true), None));
+        assert_eq!(assessed(&repaired(), fresh, now), (Some(true), None), "one repair changes nothing");
         for iteration in [Iteration::Waits("reason".into()), Iteration::Failed("reason".into())] {
-            assert_eq!(assessed(&iteration, fresh, now), (TaintDecision::Add, Some("reason".into())));
+            assert_eq!(assessed(&iteration, fresh, now), (Some(false), Some("reason".into())));
         }
         let missing = InstallPlan { waits_for: Some("a list".into()), ..InstallPlan::default() };
         assert_eq!(
             assessed(&Iteration::Repaired(Box::new(missing)), fresh, now),
-            (TaintDecision::Add, Some("missing: a list".into()))
+            (Some(false), Some("missing: a list".into()))
         );
         let lacking = InstallPlan { lacks: Some("a token".into()), ..InstallPlan::default() };
-        let (without, not_ready) =
-            (&mut Stability::default(), (TaintDecision::Add, Some("missing: a token".to_owned())));
+        let (without, not_ready) = (&mut Stability::default(), (Some(false), Some("missing: a token".to_owned())));
         for round in 0..5 {
             for iteration in [
                 Iteration::Repaired(Box::new(lacking.clone())),
@@ -262,8 +270,8 @@ mod tests {
             contested.repaired();
         }
         let (taint, obstacle) = assessed(&repaired(), contested, now);
-        assert!(taint == TaintDecision::Add && obstacle.is_some_and(|obstacle| obstacle.contains("keeps reverting")));
-        assert_eq!(assessed(&settled(), contested, now).0, TaintDecision::Unchanged, "it must stay in place first");
+        assert!(taint == Some(false) && obstacle.is_some_and(|obstacle| obstacle.contains("keeps reverting")));
+        assert_eq!(assessed(&settled(), contested, now).0, None, "it must stay in place first");
     }
 
     const SHORT: Duration = Duration::from_millis(1);

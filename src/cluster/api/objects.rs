@@ -15,7 +15,7 @@ use crate::pod::{Namespace, Pod, PodRef};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request, WatchEvent};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::time::timeout;
@@ -38,8 +38,8 @@ impl Api {
     ///
     /// # Errors
     /// The API rejects the request, or does not answer within five seconds.
-    pub fn token(&self, of: &ObjectRef, lifetime: Duration) -> Result<Token, Error> {
-        let create = |node: Option<&str>| {
+    pub async fn token(&self, of: &ObjectRef, lifetime: Duration) -> Result<Token, Error> {
+        let create = async |node: Option<&str>| {
             let mut spec = json!({"audiences": [], "expirationSeconds": lifetime.as_secs()});
             if let Some(node) = node {
                 spec["boundObjectRef"] = json!({"kind": "Node", "apiVersion": "v1", "name": node});
@@ -49,13 +49,14 @@ impl Api {
             let request = ApiRequest::of_object("create", "serviceaccounts/token", target, |accounts| {
                 accounts.create_subresource("token", &of.name, &PostParams::default(), body.to_string().into())
             })?;
-            self.within(TOKEN_TIMEOUT).send(&request, |granted: TokenRequest| {
+            let accept = |granted: TokenRequest| {
                 let granted = granted.status.ok_or_else(|| Failure::unexpected("no token"))?;
                 Ok(Token { text: granted.token, expires: granted.expiration_timestamp.0 })
-            })
+            };
+            self.within(TOKEN_TIMEOUT).sent(&request, accept).await
         };
-        match create(self.node.as_deref()) {
-            Err(error) if self.node.is_some() && error.details.contains(UNBOUND) => create(None),
+        match create(self.node.as_deref()).await {
+            Err(error) if self.node.is_some() && error.details.contains(UNBOUND) => create(None).await,
             result => result,
         }
     }
@@ -89,8 +90,8 @@ impl Api {
     ///
     /// # Errors
     /// The node does not exist, or the API does not answer.
-    pub fn node(&self, name: &str) -> Result<NodeTaints, Error> {
-        self.send(&ApiRequest::get(Kind::NODE, None, name)?, |node: Value| {
+    pub async fn node(&self, name: &str) -> Result<NodeTaints, Error> {
+        let accept = |node: Value| {
             let text = |at: &Value| at.as_str().map(str::to_owned).ok_or_else(|| Failure::unexpected("not a node"));
             let (name, resource_version) =
                 (text(&node["metadata"]["name"])?, text(&node["metadata"]["resourceVersion"])?);
@@ -99,18 +100,20 @@ impl Api {
                 resource_version,
                 taints: node["spec"]["taints"].as_array().cloned().unwrap_or_default(),
             })
-        })
+        };
+        self.sent(&ApiRequest::get(Kind::NODE, None, name)?, accept).await
     }
 
     /// Replaces all taints of a node that still has its `resource_version` (`patch nodes`).
     ///
     /// # Errors
     /// [`crate::cni::Code::PodUnknown`] if another process changed or deleted the node; else as [`Self::node`].
-    pub fn taint(&self, NodeTaints { name, resource_version, taints }: &NodeTaints) -> Result<(), Error> {
+    pub async fn taint(&self, NodeTaints { name, resource_version, taints }: &NodeTaints) -> Result<(), Error> {
         let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": {"taints": taints}});
-        self.change(ApiRequest::of_object("patch", "nodes", Target(Kind::NODE, None, name), |nodes| {
+        let request = ApiRequest::of_object("patch", "nodes", Target(Kind::NODE, None, name), |nodes| {
             nodes.patch(name, &PatchParams::default(), &Patch::Merge(patch))
-        }))
+        })?;
+        self.within(WRITE_TIMEOUT).sent(&request, |_: IgnoredAny| Ok(())).await
     }
 
     fn change(&self, request: Result<ApiRequest, Error>) -> Result<(), Error> {
@@ -121,9 +124,8 @@ impl Api {
     ///
     /// # Errors
     /// The API rejects the request, or does not answer.
-    pub fn has(&self, daemon_set: &ObjectRef, timeout: Duration) -> Result<bool, Error> {
-        let session = self.session()?;
-        session.run(session.has(daemon_set, timeout))
+    pub async fn has(&self, daemon_set: &ObjectRef, timeout: Duration) -> Result<bool, Error> {
+        self.session()?.has(daemon_set, timeout).await
     }
 
     /// Watches a DaemonSet for some minutes. Calls `report` with whether it exists, first at once and then after each

@@ -148,8 +148,16 @@ impl Api {
         request: &ApiRequest,
         accept: impl Fn(T) -> Result<U, Failure>,
     ) -> Result<U, Error> {
-        let session = self.session()?;
-        session.run(session.send(request, Deadline { awaits: false, ..self.deadline() }, accept))
+        self.session()?.run(self.sent(request, accept))
+    }
+
+    /// The same for tasks.
+    pub(super) async fn sent<T: DeserializeOwned, U>(
+        &self,
+        request: &ApiRequest,
+        accept: impl Fn(T) -> Result<U, Failure>,
+    ) -> Result<U, Error> {
+        self.session()?.send(request, Deadline { awaits: false, ..self.deadline() }, accept).await
     }
 
     /// Sends all requests concurrently and waits for all of them. "Not found" is not retried: the object existed.

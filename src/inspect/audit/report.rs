@@ -182,7 +182,7 @@ impl TextReport for AuditReport {
             _ => (format!("{of_wrong}; {of_others}"), Tone::Bad),
         };
         let checked = counted(self.checked, "pod");
-        screen.line(&[Cell::of(format!("Node {}: {checked} checked,", self.node)), Cell::of(verdict).tone(tone)]);
+        screen.labeled(format!("Node {}: {checked} checked,", self.node), verdict, tone);
         self.pods.iter().for_each(|pod| pod.write(screen));
     }
 }

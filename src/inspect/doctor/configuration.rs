@@ -1,21 +1,21 @@
-//! Checks of the configuration with which runtimes or Multus call the plugin, and of the node configuration.
+//! Checks of the configuration with which runtimes or Multus call the plugin, of the own list, of Multus's auxiliary
+//! chain, and of the node configuration.
 
 use super::checks;
-use super::report::{CheckTarget, CheckVerdict, Results};
+use super::report::{CheckTarget, CheckVerdict, MultusChain, OwnList, Results};
 use crate::cni::{
-    Error, GROUP_FILE, NODE_CONFIGURATION, NetConf, NodeConf, OWN_TYPES, has_only_inlined, is_configuration_file,
-    is_identifier,
+    Error, GROUP_FILE, NODE_CONFIGURATION, NetConf, NodeConf, ONLY_INLINED, OWN_TYPES, is_configuration_file,
 };
 use crate::host_path::HostPath;
 use crate::inspect::subject::AppliedConf;
 use crate::inspect::terminal::joined;
 use crate::inspect::validate::is_program;
 use crate::plugin::{TargetNode, node, validate};
-use crate::trusted_file::{names_in, read_nofollow};
-use serde_json::Value;
-use std::collections::BTreeSet;
+use crate::trusted_file::{self, names_in, read_nofollow};
+use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 /// The maximum size of a configuration file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
@@ -23,12 +23,14 @@ const INSTALL: &str =
     "run detour install (see detour install --help), or check why the agent on this node does not write it";
 
 /// The next step if an own list is missing, damaged or outdated.
-pub(super) const WRITE_OWN_LIST: &str =
+const WRITE_OWN_LIST: &str =
     "check why the agent on this node does not write the own list again, or run detour install again";
 /// What Cilium adds to the names of other configuration lists.
 const RENAMED: &str = ".cilium_bak";
-pub(super) const CILIUM: &str = "set the Helm value cni.exclusive of Cilium to false: otherwise, Cilium renames the \
+const CILIUM: &str = "set the Helm value cni.exclusive of Cilium to false: otherwise, Cilium renames the \
     configuration lists of other tools";
+/// How long a difference must last to be a failure: the agent follows a change within this time.
+const SETTLING: Duration = Duration::from_secs(2);
 
 /// A valid configuration of this plugin.
 #[derive(Debug, Clone)]
@@ -49,13 +51,10 @@ impl Configured {
 }
 
 /// A configuration file that runtimes read.
-pub(super) struct RuntimeFile {
-    pub(super) path: HostPath,
+struct RuntimeFile {
+    path: HostPath,
     text: String,
-    pub(super) json: Result<Value, String>,
-    /// The types of the plugins that runtimes add to the list from the files in the directory of its name, or why they
-    /// refuse the list because of one of these files.
-    beside: Result<Vec<String>, String>,
+    json: Result<Value, String>,
 }
 
 impl RuntimeFile {
@@ -65,36 +64,27 @@ impl RuntimeFile {
     }
 
     fn types(&self) -> Vec<&str> {
-        let own = self.plugins().into_iter().filter_map(|plugin| plugin["type"].as_str());
-        own.chain(self.beside.iter().flatten().map(String::as_str)).collect()
-    }
-
-    /// Whether it is a list without plugins of its own: all are in the files of the directory of its name.
-    pub(super) fn is_only_beside(&self) -> bool {
-        let has_own = self.json.as_ref().is_ok_and(|list| list["plugins"][0].is_object());
-        !has_own && self.beside.as_ref().is_ok_and(|beside| !beside.is_empty())
+        self.plugins().into_iter().filter_map(|plugin| plugin["type"].as_str()).collect()
     }
 
     fn is_ours(&self) -> bool {
         self.plugins().iter().any(|plugin| plugin["type"].as_str().is_some_and(|kind| OWN_TYPES.contains(&kind)))
     }
 
-    /// Returns the text of each configuration of this plugin in the file. In a configuration list with entries of
-    /// `types`, which the installation records name, only these entries are configurations of this plugin: Istio's CNI
-    /// plugin can have an entry there too.
-    fn configurations(&self, types: Option<&BTreeSet<String>>) -> Vec<String> {
-        let only_entries = |kind: &String| {
+    /// Returns the text of this plugin's configuration. In a configuration list with an entry of type `kind`, which the
+    /// installation record names, only this entry is one: Istio's CNI plugin can have an entry there too.
+    fn own_text(&self, kind: Option<&String>) -> String {
+        let entry = |kind: &String| {
             let mut list = self.json.as_ref().ok()?.clone();
             let plugins = list.get_mut("plugins")?.as_array_mut()?;
             plugins.retain(|plugin| plugin["type"] == kind.as_str());
             (!plugins.is_empty()).then(|| list.to_string())
         };
-        let recorded: Vec<String> = types.into_iter().flatten().filter_map(only_entries).collect();
-        if recorded.is_empty() { vec![self.text.clone()] } else { recorded }
+        kind.and_then(entry).unwrap_or_else(|| self.text.clone())
     }
 
     /// Whether the file only has plugins that Multus and runtimes skip when they look for the cluster network.
-    pub(super) fn is_other(&self) -> bool {
+    fn is_other(&self) -> bool {
         self.types().iter().all(|kind| ["loopback", "multus", "multus-shim"].contains(kind))
     }
 
@@ -108,14 +98,14 @@ impl RuntimeFile {
     }
 
     /// Whether the file configures Multus, which runs the cluster network itself.
-    pub(super) fn is_multus(&self) -> bool {
+    fn is_multus(&self) -> bool {
         self.types().first().is_some_and(|kind| ["multus", "multus-shim"].contains(kind))
     }
 }
 
 /// Runs the checks. Returns the valid configurations of this plugin.
 pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Configured> {
-    let files = match files(target, &target.conf) {
+    let files = match runtime_files(target, &target.conf) {
         Ok(files) => files,
         Err(why) => {
             results.add(
@@ -128,7 +118,12 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
             return Vec::new();
         }
     };
-    let elsewhere: Vec<_> = target.other_conf_dirs.iter().flat_map(|dir| files_in(target, dir)).collect();
+    // They may be missing here.
+    let elsewhere: Vec<_> = target
+        .other_conf_dirs
+        .iter()
+        .flat_map(|directory| runtime_files(target, directory).unwrap_or_default())
+        .collect();
     // Entries in the source of an own list are those of other tools.
     let is_source = |file: &RuntimeFile| {
         let mut own_lists = target.installation.own_lists.iter();
@@ -139,18 +134,17 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
     let (mut valid, mut wrong) = (Vec::new(), Vec::new());
     for file in &ours {
         let path = &file.path;
-        for text in file.configurations(target.installation.listed_types.get(path)) {
-            let effective = effective(target, path.as_path(), &text);
-            match effective.and_then(|conf| accepted(target, &conf).map(|()| conf)) {
-                Ok(conf) => {
-                    let is_listed = file.json.as_ref().is_ok_and(|json| json["plugins"].is_array());
-                    let parsed = AppliedConf::parse(path.as_path(), text.as_bytes());
-                    let selected = parsed.is_ok_and(|applied| applied.as_attachment);
-                    let as_attachment = selected && !target.is_in_multus_chain(path);
-                    valid.push(Configured { path: path.clone(), conf, as_attachment, is_listed });
-                }
-                Err(error) => wrong.push(error.to_string()),
+        let text = file.own_text(target.installation.listed_types.get(path));
+        let effective = effective(target, path.as_path(), &text);
+        match effective.and_then(|conf| accepted(target, &conf).map(|()| conf)) {
+            Ok(conf) => {
+                let is_listed = file.json.as_ref().is_ok_and(|json| json["plugins"].is_array());
+                let parsed = AppliedConf::parse(path.as_path(), text.as_bytes());
+                let selected = parsed.is_ok_and(|applied| applied.as_attachment);
+                let as_attachment = selected && !target.is_in_multus_chain(path);
+                valid.push(Configured { path: path.clone(), conf, as_attachment, is_listed });
             }
+            Err(error) => wrong.push(error.to_string()),
         }
     }
     results.add(checks::CONFIGURATION_PRESENT, present(target, &files, &ours));
@@ -223,19 +217,12 @@ fn present(target: &CheckTarget, files: &[RuntimeFile], ours: &[&RuntimeFile]) -
 /// Returns the verdict about a missing own list: without it, runtimes use the cluster network's list, which does not call
 /// the plugin.
 fn lost(target: &CheckTarget, path: &HostPath) -> CheckVerdict {
-    match renamed(target, path) {
-        Some(renamed) => {
-            CheckVerdict::fail(format!("{path} not found; another process renamed it to {renamed}"), CILIUM)
-        }
-        None => CheckVerdict::fail(format!("{path} not found"), WRITE_OWN_LIST),
-    }
-}
-
-/// Returns the name to which Cilium renamed an earlier version of the own list at `path`.
-pub(super) fn renamed(target: &CheckTarget, path: &HostPath) -> Option<String> {
     let renamed = format!("{}{RENAMED}", path.name());
-    let reached = target.reach(&path.parent().join(&renamed)).ok()?;
-    fs::symlink_metadata(reached).is_ok().then_some(renamed)
+    let reached = target.reach(&path.parent().join(&renamed));
+    match reached.is_ok_and(|reached| fs::symlink_metadata(reached).is_ok()) {
+        true => CheckVerdict::fail(format!("{path} not found; another process renamed it to {renamed}"), CILIUM),
+        false => CheckVerdict::fail(format!("{path} not found"), WRITE_OWN_LIST),
+    }
 }
 
 /// Checks whether runtimes use the configuration: they take the first file by name (libcni, `LoadConfList` of
@@ -259,12 +246,8 @@ fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> C
              path of the list",
         );
     }
-    let first = files.iter().find(|file| file.json.is_ok() && (file.beside.is_err() || !file.is_other()));
+    let first = files.iter().find(|file| file.json.is_ok() && !file.is_other());
     match first {
-        Some(RuntimeFile { path, beside: Err(why), .. }) => CheckVerdict::fail(
-            format!("runtimes with libcni 1.3 reject {}: {why}", path.name()),
-            "correct or remove that file; its tool writes it",
-        ),
         Some(file) if file.is_ours() => CheckVerdict::pass(format!("{} is the first file", file.path.name())),
         Some(file) => CheckVerdict::fail(
             format!(
@@ -290,63 +273,111 @@ fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> C
 
 /// Returns the files that runtimes read (libcni, `ConfFiles`), in the order of their names, or the one that the user
 /// named.
-pub(super) fn files(target: &CheckTarget, conf: &HostPath) -> Result<Vec<RuntimeFile>, String> {
+fn runtime_files(target: &CheckTarget, conf: &HostPath) -> Result<Vec<RuntimeFile>, String> {
     let reached = target.reach(conf).map_err(|why| why.to_string())?;
     if reached.is_file() {
-        return Ok(vec![read(target, conf.clone(), &reached)]);
+        return Ok(vec![read(conf.clone(), &reached)]);
     }
     let mut names = names_in(&reached).map_err(|why| why.to_string())?;
     names.retain(|name| is_configuration_file(name));
     let file = |name: &String| {
         let path = conf.join(name);
         let reached = target.reach(&path).map_err(|why| format!("{path}: {why}"))?;
-        Ok(read(target, path, &reached))
+        Ok(read(path, &reached))
     };
     names.iter().map(file).collect()
 }
 
-/// Returns the files in another directory; none if it does not exist here.
-fn files_in(target: &CheckTarget, directory: &HostPath) -> Vec<RuntimeFile> {
-    files(target, directory).unwrap_or_default()
-}
-
 /// Reads a file. Runtimes skip a file that can't be read, or is not JSON.
-fn read(target: &CheckTarget, path: HostPath, reached: &Path) -> RuntimeFile {
-    let (text, json) = match read_nofollow(reached, MAX_FILE) {
-        Err(why) => (String::new(), Err(format!("can't read the file: {why}"))),
-        Ok(bytes) => {
-            let text = String::from_utf8_lossy(&bytes).into_owned();
-            let json = serde_json::from_str(&text).map_err(|why| format!("invalid JSON: {why}"));
-            (text, json)
-        }
+fn read(path: HostPath, reached: &Path) -> RuntimeFile {
+    let text = read_nofollow(reached, MAX_FILE).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let json = match &text {
+        Ok(text) => serde_json::from_str(text).map_err(|why| format!("invalid JSON: {why}")),
+        Err(why) => Err(format!("can't read the file: {why}")),
     };
-    let name = json.as_ref().ok().filter(|_| path.name().ends_with(".conflist")).and_then(directory);
-    let beside = name.map_or(Ok(Vec::new()), |name| types_in(target, &path.parent().join(&name)));
-    RuntimeFile { path, text, json, beside }
+    RuntimeFile { path, text: text.unwrap_or_default(), json }
 }
 
-/// Returns the name of the directory beside a configuration list whose files are further plugins of it (libcni 1.3,
-/// `NetworkPluginConfsFromFiles`).
-fn directory(list: &Value) -> Option<String> {
-    let list = list.as_object().filter(|list| !has_only_inlined(list))?;
-    list.get("name")?.as_str().filter(|name| is_identifier(name)).map(str::to_owned)
+/// Checks each own list: the copy of the cluster network's configuration list with the plugin's entry, which runtimes use
+/// instead of it. Nodes without an own list have no such check.
+pub(super) fn examine_own_lists(target: &CheckTarget, results: &mut Results) {
+    for (path, list) in &target.installation.own_lists {
+        results.run(checks::OWN_LIST, || CheckVerdict::settled(SETTLING, || own_list(target, path, list)));
+    }
 }
 
-/// Returns the types of the plugins in the files of a directory, in the order of their names; none if it does not exist.
-///
-/// # Errors
-/// A file is invalid, so that runtimes refuse the whole list (libcni 1.3, `NetworkPluginConfFromBytes`).
-fn types_in(target: &CheckTarget, directory: &HostPath) -> Result<Vec<String>, String> {
-    let names = target.reach(directory).and_then(|reached| names_in(&reached)).unwrap_or_default();
-    let plugin = |name: &String| {
-        let path = directory.join(name);
-        let reached = target.reach(&path).map_err(|why| format!("{path}: {why}"))?;
-        let RuntimeFile { json, .. } = read(target, path.clone(), &reached);
-        let plugin = json.map_err(|why| format!("{path}: {why}"))?;
-        let kind = plugin["type"].as_str().filter(|kind| !kind.is_empty());
-        kind.map(str::to_owned).ok_or_else(|| format!("{path}: expected one plugin, an object with type"))
+fn own_list(target: &CheckTarget, path: &HostPath, OwnList { source, kind }: &OwnList) -> CheckVerdict {
+    const WAIT: &str = "check the pods of the cluster network on this node, which write that list; until then, pods start \
+        with the last copy";
+    let directory = path.parent();
+    let files = match runtime_files(target, &directory) {
+        Ok(files) => files,
+        Err(why) => return CheckVerdict::not_checked(format!("can't read {directory}: {why}")),
     };
-    names.iter().filter(|name| name.ends_with(".conf")).map(plugin).collect()
+    let named = |name: &str| files.iter().find(|file| file.path.name() == name);
+    let Some(own) = named(&path.name()) else { return lost(target, path) };
+    if let Some(multus) = files.iter().find(|file| file.is_multus()) {
+        return CheckVerdict::fail(
+            format!("{} is a configuration of Multus, which {} bypasses", multus.path.name(), path.name()),
+            "check why the agent on this node does not replace the own list by an entry in the cluster network's list, or \
+             run detour install again",
+        );
+    }
+    let Some(original) = named(source) else {
+        return CheckVerdict::fail(format!("{path} is a copy of {source}, which was removed"), WAIT);
+    };
+    let untrusted = target.reach(&original.path).ok().and_then(|reached| trusted_file::check(&reached).err());
+    if let Some(error) = untrusted.filter(|error| !error.is_not_found()) {
+        return CheckVerdict::fail(
+            format!("{path} is a copy of {source}, which another user can change: {}", error.below(&target.mount)),
+            "correct the owner or the mode; until then, the agent does not copy changes of that list",
+        );
+    }
+    match (contents(own, kind), contents(original, kind)) {
+        (_, Err(why)) => CheckVerdict::fail(format!("{path} is a copy of {source}, which is invalid now: {why}"), WAIT),
+        (Err(why), _) => CheckVerdict::fail(format!("{path}: {why}"), WRITE_OWN_LIST),
+        (Ok(copied), Ok(current)) if copied != current => CheckVerdict::fail(
+            format!("{path} is an older copy of {source}"),
+            format!("{WRITE_OWN_LIST}; until then, pods start with the older network configuration"),
+        ),
+        _ => CheckVerdict::pass(format!("{} is a copy of {source}", path.name())),
+    }
+}
+
+/// Returns a configuration list without the entries of type `kind`. A single plugin becomes a list, as in a copy
+/// (`conflist::list_of`).
+fn contents(file: &RuntimeFile, kind: &str) -> Result<Value, String> {
+    let mut list = file.json.clone()?;
+    if list.get("plugins").is_none() {
+        let mut keys = list.as_object().cloned().ok_or("expected an object")?;
+        keys.retain(|key, _| ["name", "cniVersion"].contains(&key.as_str()));
+        keys.extend([(ONLY_INLINED.to_owned(), true.into()), ("plugins".to_owned(), json!([list]))]);
+        list = keys.into();
+    }
+    let plugins = list["plugins"].as_array_mut().ok_or("plugins: expected an array")?;
+    plugins.retain(|plugin| plugin["type"] != kind);
+    Ok(list)
+}
+
+/// Checks the files in the directory of Multus's auxiliary chain. Nodes on which the plugin has no file there have no such
+/// check.
+pub(super) fn examine_multus_chain(target: &CheckTarget, results: &mut Results) {
+    let Some(MultusChain { directory, own_files, invalid_files }) = &target.installation.multus_chain else { return };
+    let is_missing = |path: &&HostPath| !target.reach(path).is_ok_and(|reached| reached.is_file());
+    let found = || match own_files.iter().find(is_missing) {
+        Some(missing) => CheckVerdict::fail(
+            format!("{missing} not found: Multus starts pods without the plugin, unless they select an attachment"),
+            "check why the agent on this node does not write it, or run detour install again",
+        ),
+        None => CheckVerdict::pass(format!("all files in {directory} are valid")),
+    };
+    results.run(checks::MULTUS_CHAIN, || match invalid_files.as_slice() {
+        [] => CheckVerdict::settled(SETTLING, found),
+        files => CheckVerdict::fail(
+            format!("Multus skips all plugins of {directory} for every pod: {}", files.join("; ")),
+            "correct or remove the file; its tool writes it",
+        ),
+    });
 }
 
 /// Checks the node configuration, which the plugin reads at each call.

@@ -21,31 +21,23 @@ pub(super) fn examine_kubeconfig(
     conf: Option<&NetConf>,
     results: &mut Results,
 ) -> Option<(PathBuf, KubeconfigSummary)> {
-    let kubernetes = conf.map(|conf| &conf.kubernetes);
-    let named = kubernetes.and_then(|named| named.kubeconfig.as_deref()).filter(|path| !path.as_os_str().is_empty());
-    let Some(path) = named else {
-        results.run(checks::KUBECONFIG_VALID, || {
-            CheckVerdict::not_checked(match kubernetes.map(|named| (&named.manifests_dir, &named.agent_socket)) {
-                None => "no configuration names a kubeconfig".to_owned(),
-                Some((Some(dir), _)) => {
-                    format!("facts come from the files in {}, not from an API server", dir.display())
-                }
-                Some((None, Some(_))) => {
-                    "the configuration names no kubeconfig: the plugin asks only the agent".to_owned()
-                }
-                Some((None, None)) => {
-                    "the configuration names no kubeconfig: the plugin uses the configuration only".to_owned()
-                }
-            })
-        });
+    let named = conf.and_then(|conf| conf.kubernetes.kubeconfig.as_deref());
+    let Some(path) = named.filter(|path| !path.as_os_str().is_empty()) else {
+        let why = match conf {
+            None => "no configuration names a kubeconfig",
+            Some(_) => "the configuration names no kubeconfig: facts come from the agent or from files",
+        };
+        results.run(checks::KUBECONFIG_VALID, || CheckVerdict::not_checked(why));
         return None;
     };
     let shown = path.display();
-    let regular = |reached: PathBuf| match fs::metadata(&reached)? {
-        metadata if metadata.is_file() => Ok((metadata.permissions().mode() & 0o7777, reached)),
-        _ => Err(io::Error::other("expected a regular file")),
+    let read = || {
+        let reached = target.reach_named(path)?;
+        let metadata = fs::metadata(&reached)?;
+        let mode = metadata.permissions().mode() & 0o7777;
+        if metadata.is_file() { Ok((mode, reached)) } else { Err(io::Error::other("expected a regular file")) }
     };
-    let (mode, reached) = match target.reach_named(path).and_then(regular) {
+    let (mode, reached) = match read() {
         Ok(found) => found,
         Err(why) => {
             results.add(checks::KUBECONFIG_VALID, CheckVerdict::fail(format!("{shown}: {why}"), REWRITE));

@@ -11,7 +11,6 @@ mod containers;
 mod credentials;
 mod logs;
 mod node;
-mod own_list;
 mod pod;
 mod probe;
 mod report;
@@ -32,7 +31,6 @@ use configuration::Configured;
 use containers::CheckedPod;
 use pod::Attachment;
 use report::Results;
-use rules::PodNetns;
 use std::path::PathBuf;
 
 /// What the checks of the node have found, for those that follow.
@@ -69,8 +67,8 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> CheckedNode {
     let configurations = configuration::examine(target, results);
     let conf = foremost(&configurations);
     let kinds = configurations.iter().map(|configured| configured.conf.kind.clone()).collect();
-    own_list::examine(target, results);
-    own_list::examine_multus_chain(target, results);
+    configuration::examine_own_lists(target, results);
+    configuration::examine_multus_chain(target, results);
     configuration::examine_node_configuration(target, results);
     node::examine_program(target, &kinds, results);
     let kubeconfig = credentials::examine_kubeconfig(target, conf, results);
@@ -149,11 +147,12 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, node: &CheckedNode, results: &m
     attachment.add(results);
 
     let api = api.as_ref().ok();
-    let pod_netns = PodNetns::of(target, pod, facts.as_ref());
-    let found = pod_netns.found();
+    let known = facts.as_ref().map(|facts| &facts.pod);
+    let place = rules::find(target, pod, known);
+    let found = place.as_ref().ok().and_then(Option::as_ref);
     // Events come first: they explain why a pod that never started has no network namespace.
     logs::events(api, pod, found.is_some(), results);
-    pod_netns.examine(target, conf.as_ref(), results);
+    rules::examine_place(&place, known, (target, conf.as_ref()), results);
     let live = rules::examine(found, &store(target), explained.as_ref().map(|explained| &explained.policy), results);
     let policy = live.as_ref().and_then(|(live, _)| live.desired.as_ref()).map(|asked| &asked.policy);
     rules::examine_default_route(found, policy, results);

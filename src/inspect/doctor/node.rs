@@ -45,41 +45,31 @@ pub(super) fn examine_program(target: &CheckTarget, kinds: &BTreeSet<String>, re
 
 /// Checks who can change the plugin directories: the plugin runs programs from there as root.
 fn trusted(target: &CheckTarget, directories: &BTreeSet<HostPath>) -> CheckVerdict {
-    let (mut fine, mut wrong) = (Vec::new(), Vec::new());
-    for directory in directories {
-        match all_trusted(target, directory) {
-            Ok(()) => fine.push(directory.to_string()),
-            Err(why) => wrong.push((directory.to_string(), why)),
-        }
-    }
+    let wrong = directories.iter().filter_map(|directory| Some((directory.to_string(), untrusted(target, directory)?)));
+    let (wrong, why): (Vec<_>, Vec<_>) = wrong.unzip();
     if wrong.is_empty() {
-        return CheckVerdict::pass(fine.join(", "));
+        return CheckVerdict::pass(joined(directories));
     }
-    let (directories, why): (Vec<_>, Vec<_>) = wrong.into_iter().unzip();
-    let directories = directories.join(" ");
-    let next = format!(
-        "run chown -R root:root {directories} && chmod -R go-w {directories}; until then, plugins there are not executed"
-    );
+    let wrong = wrong.join(" ");
+    let next =
+        format!("run chown -R root:root {wrong} && chmod -R go-w {wrong}; until then, plugins there are not executed");
     CheckVerdict::fail(why.join("; "), next)
 }
 
-/// Checks a directory and its files. A missing directory is reported by another check.
-fn all_trusted(target: &CheckTarget, directory: &HostPath) -> Result<(), String> {
-    let Ok(reached) = target.reach(directory) else { return Ok(()) };
-    match trusted_file::check(&reached) {
-        Err(error) if error.is_not_found() => return Ok(()),
-        Err(error) => return Err(on_node(target, error)),
-        Ok(_) => {}
-    }
-    let names = names_in(&reached).map_err(|why| format!("{directory}: {why}"))?;
-    let files = names.iter().filter_map(|name| target.reach(&directory.join(name)).ok()).filter(|file| file.is_file());
-    let wrong: Vec<_> = files.filter_map(|file| trusted_file::check(&file).err()).collect();
-    let count = wrong.len();
-    if count == 0 {
-        return Ok(());
-    }
-    let named = first_of(wrong.into_iter().map(|error| on_node(target, error)), NAMED, "; ");
-    Err(if count > NAMED { format!("{named} in {directory}") } else { named })
+/// Returns what another user can change: a directory, or files in it. A missing directory is reported by another check.
+fn untrusted(target: &CheckTarget, directory: &HostPath) -> Option<String> {
+    let reached = target.reach(directory).ok()?;
+    let wrong: Vec<FileError> = match trusted_file::check(&reached) {
+        Err(error) if error.is_not_found() => return None,
+        Err(error) => vec![error],
+        Ok(_) => {
+            let names = names_in(&reached).unwrap_or_default();
+            let files = names.iter().filter_map(|name| target.reach(&directory.join(name)).ok());
+            files.filter(|file| file.is_file()).filter_map(|file| trusted_file::check(&file).err()).collect()
+        }
+    };
+    let wrong = first_of(wrong.into_iter().map(|error| on_node(target, error)), NAMED, "; ");
+    (!wrong.is_empty()).then_some(wrong)
 }
 
 /// Returns the error with the file's path on the node.

@@ -15,8 +15,7 @@ use crate::inspect::explain::covers_everything;
 use crate::netns::find::FoundNetns;
 use crate::netns::own_addresses;
 use crate::pod::Facts;
-use crate::policy::{DnsCapture, Exclusion, Ipv6, Policy, Protocol, Ranges, Redirect, TrafficOwner};
-use ipnet::IpNet;
+use crate::policy::{DnsCapture, Exclusion, Ipv6, Policy, Protocol, TrafficOwner};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
@@ -125,7 +124,7 @@ impl<'a> Range<'a> {
         let Some(redirect) = self.policy.redirect() else {
             return CheckVerdict::not_checked("this plugin redirects nothing in the pod");
         };
-        let to: Vec<_> = self.addresses(redirect).into_iter().map(|ip| SocketAddr::new(ip, self.port())).collect();
+        let to: Vec<_> = self.nowhere().into_iter().map(|ip| SocketAddr::new(ip, self.port())).collect();
         let probes = self.captured(&to, Protocol::Tcp).into_iter().map(|(user, to)| {
             let loopback: IpAddr = if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
             // Connection tracking forgets a connection that is refused. The port is in use if the proxy listens.
@@ -139,16 +138,6 @@ impl<'a> Range<'a> {
             })
         });
         united(probes, "no probe address is redirected")
-    }
-
-    /// Returns the destinations to try: documentation addresses, or else addresses in the captured ranges.
-    fn addresses(&self, redirect: &Redirect) -> Vec<IpAddr> {
-        let included = match &redirect.outbound_ip_ranges_include {
-            Ranges::All => &[][..],
-            Ranges::List(nets) => nets,
-        };
-        let included = included.iter().map(IpNet::broadcast).filter(|ip| self.serves(*ip));
-        self.nowhere().into_iter().chain(included).collect()
     }
 
     fn dns(&self) -> CheckVerdict {

@@ -13,7 +13,7 @@ use crate::wait;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -126,14 +126,11 @@ impl TextReport for Checklist {
     fn write(&self, page: &mut Screen) {
         let node = self.node.as_ref().map_or_else(|| "this node".to_owned(), |name| format!("node {name}"));
         let what = match &self.pod {
-            Some(pod) => format!("Pod {pod} on {node} ({}):", self.platform),
-            None => match &self.node {
-                Some(name) => format!("Node {name} ({}):", self.platform),
-                None => format!("This node ({}):", self.platform),
-            },
+            Some(pod) => format!("Pod {pod} on {node}"),
+            None => self.node.as_ref().map_or_else(|| "This node".to_owned(), |name| format!("Node {name}")),
         };
         let (verdict, tone) = self.verdict();
-        page.line(&[Cell::of(what), Cell::of(verdict).tone(tone)]);
+        page.labeled(format!("{what} ({}):", self.platform), verdict, tone);
         let is_open = |line: &&ReportLine| line.verdict.next.is_some();
         let (failed, warned) = (self.with(CheckOutcome::Fail), self.with(CheckOutcome::Warn));
         let open = self.with(CheckOutcome::NotChecked).filter(is_open);
@@ -316,8 +313,8 @@ pub struct Installation {
     pub own_lists: BTreeMap<HostPath, OwnList>,
     /// Multus's auxiliary chain, if one of the plugin's files is there.
     pub multus_chain: Option<MultusChain>,
-    /// The types of the plugin's entries in configuration lists, by the path of the list.
-    pub listed_types: BTreeMap<HostPath, BTreeSet<String>>,
+    /// The type of the plugin's entry in each configuration list, by the path of the list.
+    pub listed_types: BTreeMap<HostPath, String>,
     /// The differences between the node and the installation, one line each; `None` without an installation. The
     /// error is the reason why they are unknown.
     pub changed: Result<Option<Vec<String>>, String>,

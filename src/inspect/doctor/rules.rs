@@ -11,7 +11,7 @@ use crate::inspect::rules::{LiveRules, Mark, RuleLine, RulesReport};
 use crate::inspect::terminal::{first_of, joined};
 use crate::netns::find::{FoundNetns, of_name, of_pod};
 use crate::netns::{listening_ports, public_route_interfaces};
-use crate::pod::{Facts, Pod, PodRef};
+use crate::pod::{Pod, PodRef};
 use crate::policy::{DnsCapture, Policy, Redirect};
 use crate::state::Store;
 use std::collections::BTreeSet;
@@ -109,48 +109,38 @@ fn guarded(live: &LiveRules) -> Option<CheckVerdict> {
     ))
 }
 
-/// The pod's location: its node and network namespace.
-pub(super) struct PodNetns<'a> {
-    pod: Option<&'a Pod>,
-    found: Result<Option<FoundNetns>, Error>,
+/// Finds the pod on this node, by its UID or, if the UID is unknown, by its name.
+pub(super) fn find(target: &CheckTarget, named: &PodRef, pod: Option<&Pod>) -> Result<Option<FoundNetns>, Error> {
+    match pod {
+        None => of_name(&target.mount, &named.namespace, &named.name),
+        Some(pod) if pod.host_network => Ok(None),
+        Some(pod) => of_pod(&target.mount, pod),
+    }
 }
 
-impl<'a> PodNetns<'a> {
-    /// Finds the pod on this node, by its UID or, if the UID is unknown, by its name.
-    pub(super) fn of(target: &CheckTarget, named: &PodRef, facts: Option<&'a Facts>) -> Self {
-        let pod = facts.map(|facts| &facts.pod);
-        let found = match pod {
-            None => of_name(&target.mount, &named.namespace, &named.name),
-            Some(pod) if pod.host_network => Ok(None),
-            Some(pod) => of_pod(&target.mount, pod),
-        };
-        Self { pod, found }
-    }
-
-    /// Returns the pod's network namespace, if found.
-    pub(super) fn found(&self) -> Option<&FoundNetns> {
-        self.found.as_ref().ok().and_then(Option::as_ref)
-    }
-
-    /// Adds the checks of the pod's location; for a pod on another node, the next step is the command to run there.
-    pub(super) fn examine(&self, target: &CheckTarget, conf: Option<&NetConf>, results: &mut Results) {
-        let verdict = match (self.pod, &self.found) {
-            _ if results.has_failed(checks::EVENTS) && self.found().is_none() => {
-                CheckVerdict::not_checked(format!("because {} failed", checks::EVENTS.id))
-            }
-            (Some(pod), _) if pod.host_network => {
-                CheckVerdict::not_checked("the pod uses the node's network namespace (hostNetwork)")
-            }
-            (_, Ok(Some(found))) => CheckVerdict::pass(found.evidence.clone()),
-            (_, Err(error)) => CheckVerdict::fail(
-                error.to_string(),
-                "run crictl inspectp on the node for the runtime's view of the sandbox",
-            ),
-            (None, Ok(None)) => CheckVerdict::not_checked("the pod is not known"),
-            (Some(pod), Ok(None)) => here(pod, target, conf),
-        };
-        results.add(checks::NETNS_FOUND, verdict);
-    }
+/// Adds the check of the pod's location; for a pod on another node, the next step is the command to run there.
+pub(super) fn examine_place(
+    found: &Result<Option<FoundNetns>, Error>,
+    pod: Option<&Pod>,
+    (target, conf): (&CheckTarget, Option<&NetConf>),
+    results: &mut Results,
+) {
+    let verdict = match (pod, found) {
+        (Some(pod), _) if pod.host_network => {
+            CheckVerdict::not_checked("the pod uses the node's network namespace (hostNetwork)")
+        }
+        (_, Ok(Some(found))) => CheckVerdict::pass(found.evidence.clone()),
+        _ if results.has_failed(checks::EVENTS) => {
+            CheckVerdict::not_checked(format!("because {} failed", checks::EVENTS.id))
+        }
+        (_, Err(error)) => CheckVerdict::fail(
+            error.to_string(),
+            "run crictl inspectp on the node for the runtime's view of the sandbox",
+        ),
+        (None, Ok(None)) => CheckVerdict::not_checked("the pod is not known"),
+        (Some(pod), Ok(None)) => here(pod, target, conf),
+    };
+    results.add(checks::NETNS_FOUND, verdict);
 }
 
 fn here(pod: &Pod, target: &CheckTarget, conf: Option<&NetConf>) -> CheckVerdict {

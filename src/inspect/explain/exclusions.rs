@@ -3,12 +3,12 @@
 //! sidecar starts before the init containers that follow it in the pod, and Istio injects it as the first one (the
 //! default since Istio 1.27 with Kubernetes 1.33).
 
-use crate::inspect::terminal::{self, Cell, Tone};
+use crate::inspect::terminal::{self, Cell, Tone, joined};
 use crate::pod::well_known::ISTIO_CONTAINERS;
 use crate::pod::{Container, Pod};
 use crate::policy::{ContainerExclusion, ContainerScope, Exclusion, IdRange, Policy, TrafficOwner};
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// Traffic that bypasses the sidecar, and the sources of the exclusion.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -27,6 +27,9 @@ pub struct ExcludedTraffic {
     pub sources: Vec<String>,
     /// A remark about the owner: no container has its ID.
     pub note: Option<String>,
+    /// The owner; `Any` for traffic of several ones.
+    #[serde(skip)]
+    pub owner: TrafficOwner,
 }
 
 impl ExcludedTraffic {
@@ -61,47 +64,39 @@ pub struct ExcludedContainer {
     pub sources: Vec<String>,
 }
 
-/// Returns the excluded containers, each with its sources.
-pub(super) fn excluded_containers<'a>(
-    policy: &'a Policy,
-    configured: impl Iterator<Item = (&'a ContainerExclusion, String)>,
-) -> Vec<ExcludedContainer> {
-    let mut sources: BTreeMap<&ContainerExclusion, Vec<String>> =
-        policy.containers.iter().map(|exclusion| (exclusion, Vec::new())).collect();
-    for (exclusion, source) in configured {
-        let known = sources.entry(exclusion).or_default();
-        if !known.contains(&source) {
-            known.push(source);
+/// What configurations and annotations request, each item with its source.
+pub(super) type Sourced<T> = Vec<(T, String)>;
+
+/// Returns the sources of the items that are meant, each once.
+pub(super) fn sources_of<T>(configured: &Sourced<T>, is_meant: impl Fn(&T) -> bool) -> Vec<String> {
+    let mut sources: Vec<String> = Vec::new();
+    for (_, source) in configured.iter().filter(|(item, _)| is_meant(item)) {
+        if !sources.contains(source) {
+            sources.push(source.clone());
         }
     }
-    let excluded = |(one, sources): (&ContainerExclusion, _)| ExcludedContainer {
+    sources
+}
+
+/// Returns the excluded containers, each with its sources.
+pub(super) fn excluded_containers(policy: &Policy, requested: &Requested<'_>) -> Vec<ExcludedContainer> {
+    let excluded = |one: &ContainerExclusion| ExcludedContainer {
         name: one.name.clone(),
         scope: one.scope,
-        sources,
+        sources: sources_of(&requested.containers, |other| *other == one),
     };
-    sources.into_iter().map(excluded).collect()
+    policy.containers.iter().map(excluded).collect()
 }
 
 /// Returns the exclusions in effect, each with its sources.
-pub(super) fn excluded_traffic<'a>(
-    in_effect: impl IntoIterator<Item = &'a Exclusion>,
-    configured: impl Iterator<Item = (&'a Exclusion, String)>,
-) -> Vec<ExcludedTraffic> {
-    let configured: Vec<_> = configured.collect();
+pub(super) fn excluded_traffic(policy: &Policy, requested: &Requested<'_>) -> Vec<ExcludedTraffic> {
     let sources = |exclusion: &Exclusion| {
-        let mut sources: Vec<String> = Vec::new();
         // The policy merges adjacent ranges.
         let merged = |owner: TrafficOwner| exclusion.owner != TrafficOwner::Any && exclusion.owner.covers(owner);
-        let part_of = |other: &Exclusion| {
+        sources_of(&requested.traffic, |other| {
             (other.owner == exclusion.owner || merged(other.owner))
-                && Exclusion { owner: exclusion.owner, ..other.clone() } == *exclusion
-        };
-        for (_, source) in configured.iter().filter(|(other, _)| part_of(other)) {
-            if !sources.contains(source) {
-                sources.push(source.clone());
-            }
-        }
-        sources
+                && Exclusion { owner: exclusion.owner, ..(*other).clone() } == *exclusion
+        })
     };
     let traffic = |exclusion: &Exclusion| ExcludedTraffic {
         direction: "outbound",
@@ -111,8 +106,9 @@ pub(super) fn excluded_traffic<'a>(
         to: exclusion.destination.map_or_else(|| "anywhere".to_owned(), |net| net.to_string()),
         sources: sources(exclusion),
         note: None,
+        owner: exclusion.owner,
     };
-    in_effect.into_iter().map(traffic).collect()
+    policy.exclusions_in_effect().iter().map(traffic).collect()
 }
 
 /// From this number of exclusions on that differ only in their ID, [`grouped`] returns one for all of them.
@@ -120,50 +116,52 @@ const MAX_IDS: usize = 6;
 
 /// Returns the exclusions; of many that differ only in their UID or GID, one with the first IDs and the number of all.
 pub(super) fn grouped(all: &[ExcludedTraffic]) -> Vec<ExcludedTraffic> {
-    let kind = |one: &ExcludedTraffic| one.who.split_once(' ').map(|(kind, _)| kind.to_owned());
-    let same = |a: &ExcludedTraffic, b: &ExcludedTraffic| {
-        kind(a).is_some_and(|of_a| ["uid", "gid"].contains(&&*of_a) && kind(b) == Some(of_a))
-            && ExcludedTraffic { who: b.who.clone(), ..a.clone() } == *b
+    let is_same = |a: &ExcludedTraffic, b: &ExcludedTraffic| {
+        std::mem::discriminant(&a.owner) == std::mem::discriminant(&b.owner)
+            && ExcludedTraffic { who: b.who.clone(), owner: b.owner, ..a.clone() } == *b
     };
     let merge = |group: &[ExcludedTraffic]| {
-        let [first, ..] = group else { return Vec::new() };
-        if group.len() < MAX_IDS {
-            return group.to_vec();
-        }
-        let ids = || group.iter().filter_map(|one| one.who.split_once(' ')).map(|(_, ids)| ids);
-        let size = |ids: &str| match ids.split_once('-') {
-            Some((from, to)) => to.parse::<u64>().unwrap_or(0).saturating_sub(from.parse().unwrap_or(0)) + 1,
-            None => 1,
+        let kind = match group.first().map(|first| first.owner) {
+            Some(TrafficOwner::Uid(_)) if group.len() >= MAX_IDS => "UID",
+            Some(TrafficOwner::Gid(_)) if group.len() >= MAX_IDS => "GID",
+            _ => return group.to_vec(),
         };
-        let kind = kind(first).unwrap_or_default().to_uppercase();
-        let shown = ids().take(3).collect::<Vec<_>>().join(", ");
-        let who = format!("{} {kind}s: {shown}, … (--all)", terminal::grouped(ids().map(size).sum()));
-        vec![ExcludedTraffic { who, ..first.clone() }]
+        let ranges = group.iter().filter_map(|one| ids(one.owner));
+        let count: u64 = ranges.map(|range| u64::from(range.last - range.first) + 1).sum();
+        let shown = group.iter().take(3).filter_map(|one| Some(ids(one.owner)?.to_string()));
+        let who = format!("{} {kind}s: {}, … (--all)", terminal::grouped(count), joined(shown));
+        group
+            .first()
+            .map(|first| ExcludedTraffic { who, owner: TrafficOwner::Any, ..first.clone() })
+            .into_iter()
+            .collect()
     };
-    all.chunk_by(same).flat_map(merge).collect()
+    all.chunk_by(is_same).flat_map(merge).collect()
 }
 
 /// Returns the remark for an exclusion of IDs that no container has.
-pub(super) fn unowned(traffic: &ExcludedTraffic, pod: &Pod) -> Option<String> {
-    let (kind, ids) = traffic.who.split_once(' ')?;
-    let (first, last) = ids.split_once('-').unwrap_or((ids, ids));
-    let range = first.parse::<i64>().ok()?..=last.parse::<i64>().ok()?;
-    if range == (0..=i64::from(u32::MAX)) {
-        return None;
-    }
-    let id = |container: &Container| match kind {
-        "uid" => pod.user_of(container),
+pub(super) fn unowned(owner: TrafficOwner, pod: &Pod) -> Option<String> {
+    let range = ids(owner).filter(|range| *range != (IdRange { first: 0, last: u32::MAX }))?;
+    let id = |container: &Container| match owner {
+        TrafficOwner::Uid(_) => pod.user_of(container),
         _ => pod.group_of(container),
     };
+    let range = i64::from(range.first)..=i64::from(range.last);
     if pod.all_containers().any(|container| id(container).is_some_and(|id| range.contains(&id))) {
         return None;
     }
-    let unknown: Vec<&str> =
-        pod.all_containers().filter(|one| id(one).is_none()).map(|one| one.name.as_str()).collect();
+    let unknown = joined(pod.all_containers().filter(|one| id(one).is_none()).map(|one| &one.name));
     Some(match unknown.is_empty() {
         true => "no container has this ID".to_owned(),
-        false => format!("no container has this ID, unless the image of {} sets it", unknown.join(", ")),
+        false => format!("no container has this ID, unless the image of {unknown} sets it"),
     })
+}
+
+const fn ids(owner: TrafficOwner) -> Option<IdRange> {
+    match owner {
+        TrafficOwner::Any => None,
+        TrafficOwner::Uid(range) | TrafficOwner::Gid(range) => Some(range),
+    }
 }
 
 /// Returns an owner in words.
@@ -296,10 +294,10 @@ pub struct InitContainer {
     pub needless_exclusions: Vec<String>,
 }
 
-/// The exclusions that the configurations and annotations request, each with its source.
+/// The exclusions that the configurations and annotations request.
 pub(super) struct Requested<'a> {
-    pub(super) traffic: Vec<(&'a Exclusion, String)>,
-    pub(super) containers: Vec<(&'a ContainerExclusion, String)>,
+    pub(super) traffic: Sourced<&'a Exclusion>,
+    pub(super) containers: Sourced<&'a ContainerExclusion>,
 }
 
 impl Requested<'_> {

@@ -5,7 +5,7 @@ use super::evaluation::captured_by_ztunnel;
 use super::exclusions::{
     ContainerTraffic, ExcludedContainer, ExcludedPart, ExcludedTraffic, application_containers, grouped,
 };
-use super::report::Explained;
+use super::report::{Explained, ExplainedRequest};
 use crate::firewall::DNS_PROXY_PORT;
 use crate::inspect::subject::Subject;
 use crate::inspect::terminal::joined;
@@ -128,15 +128,12 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
         x += 76 + 7 * i32::try_from(meaning.len()).unwrap_or_default();
     }
     let requests = &explained.explanation.requests;
+    let request = |one: &ExplainedRequest| format!("{:?} ({}): {}", one.item, one.source, one.verdict());
+    let more = requests.len().saturating_sub(MAX_REQUESTS);
+    let more = (more > 0).then(|| format!("and {more} more requests"));
     let mut line = bottom;
-    for request in requests.iter().take(MAX_REQUESTS) {
+    for text in requests.iter().take(MAX_REQUESTS).map(request).chain(more) {
         line += LINE;
-        let text = format!("{:?} ({}): {}", request.item, request.source, request.verdict());
-        drawing.text("soft", (POD, line + 12), &text, MAX_TEXT);
-    }
-    if requests.len() > MAX_REQUESTS {
-        line += LINE;
-        let text = format!("and {} more requests", requests.len() - MAX_REQUESTS);
         drawing.text("soft", (POD, line + 12), &text, MAX_TEXT);
     }
     drawing.finish(&format!("{title}: {}", explained.explanation.decision), WIDTH, line + 36)
@@ -232,13 +229,9 @@ fn rows_without_redirect(subject: &Subject, explained: &Explained, traffic: &Con
 
 /// Returns the rows for exclusions and for settings that let outbound traffic bypass the sidecar.
 fn bypasses(explained: &Explained, redirect: &Redirect, containers: &[ContainerTraffic<'_>]) -> Vec<Row> {
-    let owners = explained.policy.exclusions_in_effect().into_iter().map(|exclusion| exclusion.owner);
-    let owners: Vec<_> = explained.explanation.exclusions.iter().map(|excluded| &excluded.who).zip(owners).collect();
-    let owner = |who: &String| owners.iter().find(|(known, _)| *known == who).map(|(_, owner)| *owner);
     let excluded = grouped(&explained.explanation.exclusions);
     let outbound = excluded.iter().filter(|excluded| excluded.direction != "inbound");
-    let mut rows: Vec<Row> =
-        outbound.map(|excluded| row_of_traffic(excluded, owner(&excluded.who), containers)).collect();
+    let mut rows: Vec<Row> = outbound.map(|excluded| row_of_traffic(excluded, containers)).collect();
     let as_proxy = |container: &&ContainerTraffic<'_>| {
         container.proxys_id(&explained.policy).is_some() && !container.is_excluded_by_id(&explained.policy)
     };
@@ -254,9 +247,10 @@ fn bypasses(explained: &Explained, redirect: &Redirect, containers: &[ContainerT
     rows
 }
 
-fn row_of_traffic(excluded: &ExcludedTraffic, owner: Option<TrafficOwner>, containers: &[ContainerTraffic<'_>]) -> Row {
-    let owned = owner.filter(|owner| *owner != TrafficOwner::Any).map(|owner| {
-        joined(containers.iter().filter(|container| container.is_owned_by(owner)).map(ContainerTraffic::name))
+fn row_of_traffic(excluded: &ExcludedTraffic, containers: &[ContainerTraffic<'_>]) -> Row {
+    let owned = (excluded.owner != TrafficOwner::Any).then(|| {
+        let owned = containers.iter().filter(|container| container.is_owned_by(excluded.owner));
+        joined(owned.map(ContainerTraffic::name))
     });
     let detail = match owned {
         Some(names) if names.is_empty() => "no container has this ID".to_owned(),

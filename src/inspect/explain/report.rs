@@ -12,7 +12,7 @@ use crate::inspect::elements::scope_text;
 use crate::inspect::rule_format::{PlannedFormat, planned_format};
 use crate::inspect::selected::SelectedNetwork;
 use crate::inspect::subject::{ConfigurationOrigin, Subject};
-use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, cut_list};
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, cut_list, joined};
 use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
 use crate::pod::Pod;
 use crate::pod::well_known::{
@@ -20,8 +20,7 @@ use crate::pod::well_known::{
 };
 use crate::policy::{Policy, Redirect};
 use crate::sub_plugins::{
-    ConsideredRule, DecidedRequest, Decision, EnrolledBy, SettingSource, SkipReason, considered, missing_sub_plugin,
-    pod_skip_reason,
+    ChainOutput, ConsideredRule, DecidedRequest, Decision, SkipReason, considered, missing_sub_plugin, pod_skip_reason,
 };
 use serde::Serialize;
 use std::collections::HashSet;
@@ -147,7 +146,7 @@ impl Explanation {
             configuration: subject.origin.clone(),
             networks: networks_of(subject, &[]),
             decision: "not redirected: it does not start".to_owned(),
-            warnings: vec![Warning { code: ADD_FAILS, what: error.to_string(), next: String::new() }],
+            warnings: vec![Warning::new(ADD_FAILS, error.to_string(), "")],
             ..Self::default()
         }
     }
@@ -185,23 +184,23 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
     let applies = |one: &&Evaluation<'_>| one.result.is_ok();
     let decisive =
         evaluations.iter().find(redirects).or_else(|| evaluations.iter().find(applies)).or(evaluations.first());
-    let sources = evaluations.iter().flat_map(Evaluation::settings);
-    let settings = policy.redirect().map(|redirect| settings(redirect, sources));
-    let mut excluded =
-        excluded_traffic(&policy.exclusions_in_effect(), evaluations.iter().flat_map(Evaluation::exclusions));
-    if let Some((redirect, settings)) = policy.redirect().zip(settings.as_ref()) {
-        excluded.extend(uncaptured(redirect, settings));
-    }
-    let pod = &subject.facts.pod;
-    excluded.iter_mut().for_each(|traffic| traffic.note = unowned(traffic, pod));
-    // Another tool redirects the pod by the same rules.
-    let is_captured = policy.redirect().is_some() || (!policy.is_empty() && pod_skip_reason(pod).is_none());
-    let containers = if is_captured { application_containers(pod) } else { Vec::new() };
+    let sources = evaluations.iter().flat_map(Evaluation::settings).collect();
+    let settings = policy.redirect().map(|redirect| settings(redirect, &sources));
     let requested = Requested {
         traffic: evaluations.iter().flat_map(Evaluation::exclusions).collect(),
         containers: evaluations.iter().flat_map(Evaluation::containers).collect(),
     };
-    let warnings = warnings(subject, &evaluations, &policy)?;
+    let mut excluded = excluded_traffic(&policy, &requested);
+    if let Some((redirect, settings)) = policy.redirect().zip(settings.as_ref()) {
+        excluded.extend(uncaptured(redirect, settings));
+    }
+    let pod = &subject.facts.pod;
+    excluded.iter_mut().for_each(|traffic| traffic.note = unowned(traffic.owner, pod));
+    // Another tool redirects the pod by the same rules.
+    let is_captured = policy.redirect().is_some() || (!policy.is_empty() && pod_skip_reason(pod).is_none());
+    let containers = if is_captured { application_containers(pod) } else { Vec::new() };
+    let init_containers = init_containers(&containers, &policy, &requested);
+    let warnings = warnings(subject, &evaluations, &policy, &init_containers)?;
     let failing = warnings.iter().find(|warning| warning.code == ADD_FAILS);
     let explanation = Explanation {
         pod: subject.name(),
@@ -218,8 +217,8 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         settings: settings.unwrap_or_default(),
         guard: ExplainedGuard::of(&policy, &evaluations),
         exclusions: excluded,
-        init_containers: init_containers(&containers, &policy, &requested),
-        excluded_containers: excluded_containers(&policy, evaluations.iter().flat_map(Evaluation::containers)),
+        init_containers,
+        excluded_containers: excluded_containers(&policy, &requested),
         requests: requested_items(&evaluations),
         notes: notes(subject, &evaluations, &policy),
         warnings,
@@ -271,59 +270,41 @@ impl Proxy {
     }
 }
 
-/// Returns the evaluated conditions, up to the one that decided.
+/// Returns the evaluated conditions, up to the one that decided: that the configuration applies and redirects, those of the
+/// pod, and the interception mode.
 fn conditions(subject: &Subject, evaluation: &Evaluation<'_>) -> Vec<ConsideredRule> {
-    let namespace = &subject.facts.pod.namespace;
-    let found = |_: &_| format!("namespace {namespace} is not excluded");
-    let applies = ConsideredRule {
-        wanted: "the configuration applies to the pod",
-        found: evaluation.result.as_ref().map_or_else(Clone::clone, found),
-        holds: evaluation.result.is_ok(),
-    };
-    let output = evaluation.result.iter();
-    let more =
-        output.flat_map(|output| chain_conditions(subject, evaluation, &output.decision, &output.origins.settings));
-    [applies].into_iter().chain(more).collect()
-}
-
-/// Returns the conditions of the sub-plugin chain: that it redirects, those of the pod, and the interception mode.
-fn chain_conditions(
-    subject: &Subject,
-    evaluation: &Evaluation<'_>,
-    decision: &Decision,
-    sources: &[(&'static str, SettingSource)],
-) -> Vec<ConsideredRule> {
-    let chain = &evaluation.conf.chain;
-    let has_redirect = has_redirect(chain);
-    let types: Vec<&str> = chain.iter().filter_map(|block| block.keys.get("type")?.as_str()).collect();
-    let in_chain = ConsideredRule {
-        wanted: "the sub-plugin chain contains istio-redirect",
-        found: if types.is_empty() { "the chain is empty".to_owned() } else { types.join(", ") },
-        holds: has_redirect,
-    };
-    let pod = considered(&subject.facts.pod).into_iter();
-    match decision {
-        Decision::LeaveAlone(SkipReason::NotInChain) => vec![in_chain],
-        Decision::LeaveAlone(SkipReason::Ambient(enrolled_by)) => ambient_conditions(*enrolled_by),
-        Decision::LeaveAlone(SkipReason::ModeNone) => {
-            let source = sources.iter().find(|(key, _)| *key == "inbound_interception_mode");
-            let source = source.map_or_else(|| "pod".to_owned(), |(_, source)| source.to_string());
-            let found = format!("the interception mode is NONE ({source})");
-            let mode = ConsideredRule { wanted: "interception is enabled", found, holds: false };
-            [in_chain].into_iter().chain(pod).chain([mode]).collect()
-        }
-        _ if has_redirect => [in_chain].into_iter().chain(pod).collect(),
-        _ => pod.collect(),
-    }
-}
-
-/// Returns the conditions of the decision: the last one, which does not hold, decides that istio-cni redirects the pod.
-fn ambient_conditions(enrolled_by: EnrolledBy) -> Vec<ConsideredRule> {
     let rule = |wanted, found, holds| ConsideredRule { wanted, found, holds };
-    vec![
-        rule("the pod has its own network", "hostNetwork is false".to_owned(), true),
-        rule("the pod is not in the ambient mesh", enrolled_by.to_string(), false),
-    ]
+    let (pod, applies) = (&subject.facts.pod, "the configuration applies to the pod");
+    let ChainOutput { decision, origins, .. } = match &evaluation.result {
+        Ok(output) => output,
+        Err(why) => return vec![rule(applies, why.clone(), false)],
+    };
+    let mut all = vec![rule(applies, format!("namespace {} is not excluded", pod.namespace), true)];
+    let skipped = match decision {
+        Decision::LeaveAlone(reason) => Some(reason),
+        _ => None,
+    };
+    if let Some(SkipReason::Ambient(enrolled_by)) = skipped {
+        all.push(rule("the pod has its own network", "hostNetwork is false".to_owned(), true));
+        all.push(rule("the pod is not in the ambient mesh", enrolled_by.to_string(), false));
+        return all;
+    }
+    let (chain, is_elsewhere) = (&evaluation.conf.chain, matches!(skipped, Some(SkipReason::NotInChain)));
+    let has_redirect = has_redirect(chain);
+    if has_redirect || is_elsewhere {
+        let types = joined(chain.iter().filter_map(|block| block.keys.get("type")?.as_str()));
+        let found = if types.is_empty() { "the chain is empty".to_owned() } else { types };
+        all.push(rule("the sub-plugin chain contains istio-redirect", found, has_redirect));
+    }
+    if !is_elsewhere {
+        all.extend(considered(pod));
+    }
+    if let Some(SkipReason::ModeNone) = skipped {
+        let source = origins.settings.iter().find(|(key, _)| *key == "inbound_interception_mode");
+        let source = source.map_or_else(|| "pod".to_owned(), |(_, source)| source.to_string());
+        all.push(rule("interception is enabled", format!("the interception mode is NONE ({source})"), false));
+    }
+    all
 }
 
 impl TextReport for Explanation {
@@ -334,15 +315,11 @@ impl TextReport for Explanation {
             screen.line(&[Cell::of("an ADD fails:").tone(Tone::Bad), Cell::of(cause)]);
         }
         let tone = if self.redirected { Tone::Good } else { Tone::Notable };
-        let pod = match &self.template_of {
-            Some(object) => format!("Pod {} of {object} is", self.pod),
-            None => format!("Pod {} is", self.pod),
-        };
-        screen.line(&[Cell::of(pod), Cell::of(&self.decision).tone(tone)]);
-        screen.line(&[Cell::of("Configuration:"), Cell::of(self.configuration.text()).tone(Tone::Faint)]);
+        let of_template = self.template_of.as_ref().map(|object| format!(" of {object}")).unwrap_or_default();
+        screen.labeled(format!("Pod {}{of_template} is", self.pod), &self.decision, tone);
+        screen.labeled("Configuration:", self.configuration.text(), Tone::Faint);
         if let Some(PlannedFormat { format, source }) = &self.rule_format {
-            screen
-                .line(&[Cell::of("Rule format:"), Cell::of(format!("{}, {source}", format.name())).tone(Tone::Faint)]);
+            screen.labeled("Rule format:", format!("{}, {source}", format.name()), Tone::Faint);
         }
         if let Some(guard) = &self.guard {
             screen.line(&[Cell::of("Guard:"), Cell::of(guard.text()), sources(&guard.sources)]);

@@ -2,9 +2,9 @@
 //! ports, ranges, groups and interfaces. What Istio excludes by default is not listed.
 
 use super::evaluation::Evaluation;
-use super::exclusions::ExcludedTraffic;
+use super::exclusions::{ExcludedTraffic, Sourced, sources_of};
 use crate::inspect::terminal::joined;
-use crate::policy::{Groups, Policy, Ports, Ranges, Redirect};
+use crate::policy::{Groups, IdRange, Policy, Ports, Ranges, Redirect, TrafficOwner};
 use crate::sub_plugins::{SettingSource, guards, setting_values};
 use serde::Serialize;
 use serde_json::Value;
@@ -48,18 +48,9 @@ impl Setting {
 }
 
 /// Returns every setting of `redirect` that has a source.
-pub(super) fn settings(redirect: &Redirect, origins: impl Iterator<Item = (&'static str, String)>) -> Vec<Setting> {
-    let mut settings: Vec<Setting> =
-        setting_values(redirect).map(|(key, value)| Setting { key, value, sources: Vec::new() }).collect();
-    for (key, source) in origins {
-        if let Some(setting) = settings.iter_mut().find(|setting| setting.key == key)
-            && !setting.sources.contains(&source)
-        {
-            setting.sources.push(source);
-        }
-    }
-    settings.retain(|setting| !setting.sources.is_empty());
-    settings
+pub(super) fn settings(redirect: &Redirect, origins: &Sourced<&'static str>) -> Vec<Setting> {
+    let setting = |(key, value)| Setting { key, value, sources: sources_of(origins, |other| *other == key) };
+    setting_values(redirect).map(setting).filter(|setting| !setting.sources.is_empty()).collect()
 }
 
 /// What the guard does with a packet that neither the redirection nor an exclusion explains.
@@ -94,13 +85,14 @@ pub(super) fn uncaptured(redirect: &Redirect, settings: &[Setting]) -> Vec<Exclu
     const ANYWHERE: &str = "anywhere";
     let default = Redirect::default();
     let mut all = Vec::new();
-    let mut add = |direction, who: &str, protocol: &str, ports: Vec<String>, to: String, keys: &[&str]| {
-        let of_keys = settings.iter().filter(|setting| keys.contains(&setting.key) && !setting.is_default());
-        let sources = of_keys.flat_map(|setting| setting.sources.clone()).collect();
-        let (who, protocol) = (who.to_owned(), protocol.to_owned());
-        all.push(ExcludedTraffic { direction, who, protocol, ports, to, sources, note: None });
-    };
-    let (process, client, none) = ("every process", "every client", Vec::new);
+    let mut add =
+        |direction, who: (&str, TrafficOwner), protocol: &str, ports: Vec<String>, to: String, keys: &[&str]| {
+            let of_keys = settings.iter().filter(|setting| keys.contains(&setting.key) && !setting.is_default());
+            let sources = of_keys.flat_map(|setting| setting.sources.clone()).collect();
+            let (who, owner, protocol) = (who.0.to_owned(), who.1, protocol.to_owned());
+            all.push(ExcludedTraffic { direction, who, protocol, ports, to, sources, note: None, owner });
+        };
+    let (process, client, none) = (of_all("every process"), of_all("every client"), Vec::new);
     match excluded_ports(&redirect.outbound_ports_exclude) {
         Some(ports) if redirect.outbound_ports_exclude != default.outbound_ports_exclude => {
             add("outbound", process, "tcp and udp", ports, ANYWHERE.to_owned(), &["outbound_ports_exclude"]);
@@ -125,13 +117,14 @@ pub(super) fn uncaptured(redirect: &Redirect, settings: &[Setting]) -> Vec<Exclu
     }
     for gid in &redirect.owner_groups_exclude {
         let who = format!("gid {gid}");
-        add("outbound", &who, "everything", none(), ANYWHERE.to_owned(), &["owner_groups_exclude"]);
+        let owner = TrafficOwner::Gid(IdRange::one(*gid));
+        add("outbound", (&who, owner), "everything", none(), ANYWHERE.to_owned(), &["owner_groups_exclude"]);
     }
     if let Groups::List(gids) = &redirect.owner_groups_include {
         let others = || format!("every gid other than {}", joined(gids));
-        let who = if gids.is_empty() { process.to_owned() } else { others() };
+        let who = if gids.is_empty() { process.0.to_owned() } else { others() };
         let keys = ["owner_groups_include", "owner_groups_exclude"];
-        add("outbound", &who, "everything", none(), ANYWHERE.to_owned(), &keys);
+        add("outbound", of_all(&who), "everything", none(), ANYWHERE.to_owned(), &keys);
     }
     match (&redirect.inbound_ports_include, excluded_ports(&redirect.inbound_ports_exclude)) {
         (Ports::All, Some(ports)) if redirect.inbound_ports_exclude != default.inbound_ports_exclude => {
@@ -147,9 +140,13 @@ pub(super) fn uncaptured(redirect: &Redirect, settings: &[Setting]) -> Vec<Exclu
     if !redirect.exclude_interfaces.is_empty() {
         let to = format!("anywhere through {}", redirect.exclude_interfaces.join(", "));
         let keys = ["exclude_interfaces", "capture_secondary_networks"];
-        add("both", "every process and client", "everything", none(), to, &keys);
+        add("both", of_all("every process and client"), "everything", none(), to, &keys);
     }
     all
+}
+
+const fn of_all(who: &str) -> (&str, TrafficOwner) {
+    (who, TrafficOwner::Any)
 }
 
 /// Returns the ports as [`ExcludedTraffic::ports`]; `None` for an empty list.

@@ -1,7 +1,7 @@
 //! Warnings about a configuration or a pod that is valid, but hardly ever has the intended effect.
 
 use super::evaluation::{Evaluation, Unselected, unselected_network};
-use super::exclusions::{ContainerTraffic, ExcludedPart, application_containers, covers_everything};
+use super::exclusions::{ContainerTraffic, ExcludedPart, InitContainer, application_containers, covers_everything};
 use crate::cni::{Error, NetConf, RuleFormat};
 use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::inspect::terminal::joined;
@@ -11,8 +11,7 @@ use crate::pod::well_known::{
 };
 use crate::pod::{Facts, Namespace, Pod};
 use crate::policy::{
-    ContainerScope, DnsCapture, Exclusion, IdRange, PROXY_PORTS, Policy, PortRange, Ports, Protocol, Ranges, Redirect,
-    TrafficOwner,
+    DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
 use crate::sub_plugins::{self, DecidedRequest, SubPlugin};
 use ipnet::IpNet;
@@ -35,34 +34,40 @@ pub struct Warning {
     pub next: String,
 }
 
+impl Warning {
+    pub(super) fn new(code: &'static str, what: impl Into<String>, next: impl Into<String>) -> Self {
+        Self { code, what: what.into(), next: next.into() }
+    }
+}
+
 /// Warns about excluded addresses on a node whose socket load balancing replaces Services' addresses.
 fn addresses_of_services(subject: &Subject, policy: &Policy) -> Option<Warning> {
     let is_one = |network: &IpNet| network.prefix_len() == network.max_prefix_len();
     let excluded = policy.exclusions.iter().filter_map(|exclusion| exclusion.destination).filter(is_one);
     let addresses: BTreeSet<String> = excluded.map(|network| network.addr().to_string()).collect();
     let names: Vec<_> = subject.socket_lb.iter().map(|product| product.name()).collect();
-    (!names.is_empty() && !addresses.is_empty()).then(|| Warning {
-        code: "socket-load-balancing",
-        what: format!(
+    (!names.is_empty() && !addresses.is_empty()).then(|| {
+        let what = format!(
             "{} on the pod's node replaces a Service's address before the rules see it: the exclusion of {} has no effect \
              if this is a ClusterIP",
             names.join(", "),
             joined(addresses)
-        ),
-        next: subject.socket_lb.iter().map(|product| product.setting()).collect::<Vec<_>>().join("; "),
+        );
+        let settings: Vec<_> = subject.socket_lb.iter().map(|product| product.setting()).collect();
+        Warning::new("socket-load-balancing", what, settings.join("; "))
     })
 }
 
 /// Warns about executables of the chain whose iptables rules can't exclude traffic from native rules.
 fn executables_beside_native_rules(conf: &NetConf) -> Option<Warning> {
     let executables: Vec<&str> = sub_plugins::executables(&conf.chain).map(|(kind, _)| kind).collect();
-    (conf.rule_format == Some(RuleFormat::Nftables) && !executables.is_empty()).then(|| Warning {
-        code: "executable-beside-native-rules",
-        what: format!(
+    (conf.rule_format == Some(RuleFormat::Nftables) && !executables.is_empty()).then(|| {
+        let what = format!(
             "the redirection is in format nftables: iptables rules of {} can't exclude traffic from it",
             executables.join(", ")
-        ),
-        next: "set \"dialect\": \"iptables\", or use uid-exclude or dns-exclude instead of the executable".to_owned(),
+        );
+        let next = "set \"dialect\": \"iptables\", or use uid-exclude or dns-exclude instead of the executable";
+        Warning::new("executable-beside-native-rules", what, next)
     })
 }
 
@@ -74,6 +79,7 @@ pub(super) fn warnings(
     subject: &Subject,
     evaluations: &[Evaluation<'_>],
     policy: &Policy,
+    init_containers: &[InitContainer],
 ) -> Result<Vec<Warning>, Error> {
     let containers = application_containers(&subject.facts.pod);
     let mut all: Vec<Warning> = evaluations.iter().find(|one| one.lacks_facts).map(add_fails).into_iter().collect();
@@ -81,8 +87,10 @@ pub(super) fn warnings(
     all.extend(iptables_with_own_users(subject, evaluations));
     all.extend(not_in_chain(evaluations));
     all.extend(excluded_with_application(&containers, policy));
-    all.extend(excluded_after_proxy(&containers, policy));
-    all.extend(unselected_network(subject)?.map(not_selected));
+    all.extend(init_containers.iter().filter_map(excluded_after_proxy));
+    all.extend(unselected_network(subject)?.map(|Unselected { why, next }| {
+        Warning::new("network-not-selected", format!("Multus does not run this configuration for the pod: {why}"), next)
+    }));
     if policy.ambient {
         all.extend(annotations_for_sidecars(&subject.facts.pod));
     } else {
@@ -93,31 +101,25 @@ pub(super) fn warnings(
         all.extend(captured_too_early(&containers, policy, redirect, &subject.facts));
         all.extend(ranges_without_dns(redirect, policy));
         all.extend(ports_with_captured_dns(redirect, policy));
-        all.extend(excluded_both_ways(redirect));
-        all.extend(inbound_exclusion_without_effect(redirect));
         all.extend(executables_beside_native_rules(&subject.conf));
     }
     if let (Some(namespace), false) = (&subject.facts.namespace, policy.is_empty()) {
         all.extend(outside_uid_range(subject, namespace));
     }
     all.extend(addresses_of_services(subject, policy));
-    all.extend(sub_plugins::ignored(&subject.facts).into_iter().map(Warning::from));
+    all.extend(sub_plugins::ignored(&subject.facts).into_iter().map(|one| Warning::new(one.code, one.what, one.next)));
     Ok(all)
 }
 
 fn add_fails(evaluation: &Evaluation<'_>) -> Warning {
-    Warning {
-        code: ADD_FAILS,
-        what: evaluation.of_network("the configuration has no source of pod facts"),
-        next: "set kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir".to_owned(),
-    }
+    let what = evaluation.of_network("the configuration has no source of pod facts");
+    Warning::new(ADD_FAILS, what, "set kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir")
 }
 
 /// Warns about a request outside the bounds, because of which the pod does not start.
 fn outside_bounds(evaluation: &Evaluation<'_>) -> Option<Warning> {
     let request = evaluation.rejected()?;
-    let what = evaluation.of_network(&request.reason());
-    Some(Warning { code: ADD_FAILS, what, next: DecidedRequest::NEXT.to_owned() })
+    Some(Warning::new(ADD_FAILS, evaluation.of_network(&request.reason()), DecidedRequest::NEXT))
 }
 
 /// Warns about a redirection whose rules the kernel refuses: xt_owner.c requires that the writer of a rule is in the user
@@ -125,34 +127,23 @@ fn outside_bounds(evaluation: &Evaluation<'_>) -> Option<Warning> {
 fn iptables_with_own_users(subject: &Subject, evaluations: &[Evaluation<'_>]) -> Option<Warning> {
     let is_refused =
         |one: &Evaluation<'_>| one.conf.rule_format == Some(RuleFormat::Iptables) && one.policy().redirect().is_some();
-    (subject.facts.pod.has_own_users && evaluations.iter().any(is_refused)).then(|| Warning {
-        code: ADD_FAILS,
-        what: "the pod has its own user namespace (hostUsers: false), in which the kernel refuses the \
-               redirection in format iptables"
-            .to_owned(),
-        next: "set dialect to nftables, or remove it".to_owned(),
+    (subject.facts.pod.has_own_users && evaluations.iter().any(is_refused)).then(|| {
+        let what = "the pod has its own user namespace (hostUsers: false), in which the kernel refuses the redirection in \
+                    format iptables";
+        Warning::new(ADD_FAILS, what, "set dialect to nftables, or remove it")
     })
-}
-
-fn not_selected(Unselected { why, next }: Unselected) -> Warning {
-    let what = format!("Multus does not run this configuration for the pod: {why}");
-    Warning { code: "network-not-selected", what, next }
 }
 
 /// Warns about a report that does not use the whole configuration of the pod's node.
 fn unknown_configuration(subject: &Subject) -> Option<Warning> {
     let ConfigurationOrigin { source, reason, .. } = &subject.origin;
     let reason = reason.as_ref()?;
-    Some(Warning {
-        code: "unknown-configuration",
-        what: match source {
-            ConfigurationSource::BuiltIn => {
-                format!("the report uses built-in defaults, not the node's configuration: {reason}")
-            }
-            _ => format!("the report uses only a part of the node's configuration: {reason}"),
-        },
-        next: "use kubectl detour explain, run the command on the pod's node, or add --config FILE".to_owned(),
-    })
+    let what = match source {
+        ConfigurationSource::BuiltIn => "built-in defaults, not the node's configuration",
+        _ => "only a part of the node's configuration",
+    };
+    let next = "use kubectl detour explain, run the command on the pod's node, or add --config FILE";
+    Some(Warning::new("unknown-configuration", format!("the report uses {what}: {reason}"), next))
 }
 
 /// Warns about Istio's annotations for sidecars.
@@ -160,10 +151,13 @@ fn annotations_for_sidecars(pod: &Pod) -> impl Iterator<Item = Warning> {
     let replaced =
         [(EXCLUDE_OUTBOUND_PORTS, EXCLUDE_DESTINATION_PORTS), (EXCLUDE_OUTBOUND_RANGES, EXCLUDE_DESTINATION_RANGES)];
     let present = replaced.into_iter().filter(|(key, _)| pod.annotations.contains_key(*key));
-    present.map(|(key, other)| Warning {
-        code: "annotation-for-sidecars",
-        what: format!("annotation {key} has no effect in the ambient mesh"),
-        next: format!("use {other}, with destination-exclude in the sub-plugin chain"),
+    present.map(|(key, other)| {
+        let what = format!("annotation {key} has no effect in the ambient mesh");
+        Warning::new(
+            "annotation-for-sidecars",
+            what,
+            format!("use {other}, with destination-exclude in the sub-plugin chain"),
+        )
     })
 }
 
@@ -171,19 +165,10 @@ fn annotations_for_sidecars(pod: &Pod) -> impl Iterator<Item = Warning> {
 fn not_yet_injected(subject: &Subject) -> Option<Warning> {
     let pod = &subject.facts.pod;
     let object = subject.template_of.as_ref().filter(|_| !pod.host_network && pod.proxy().is_none())?;
-    Some(Warning {
-        code: "template-without-sidecar",
-        what: format!("the pod template of {object} has no container istio-proxy; Istio injects it into each new pod"),
-        next: "use the manifest of a running pod (kubectl get pod NAME -o yaml), or inject the template first: \
-               istioctl kube-inject -f FILE | detour explain -f -"
-            .to_owned(),
-    })
-}
-
-impl From<sub_plugins::Ignored> for Warning {
-    fn from(sub_plugins::Ignored { code, what, next }: sub_plugins::Ignored) -> Self {
-        Self { code, what, next }
-    }
+    let what = format!("the pod template of {object} has no container istio-proxy; Istio injects it into each new pod");
+    let next = "use the manifest of a running pod (kubectl get pod NAME -o yaml), or inject the template first: istioctl \
+                kube-inject -f FILE | detour explain -f -";
+    Some(Warning::new("template-without-sidecar", what, next))
 }
 
 /// Warns about an application that runs as an excluded ID, or as the proxy's.
@@ -192,35 +177,28 @@ fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Polic
     let applications = || containers.iter().filter(|container| !container.ends_before);
     let owned = |e: &Exclusion| applications().filter(|container| container.is_owned_by(e.owner)).collect::<Vec<_>>();
     let pairs = excluded.flat_map(|e| owned(e).into_iter().map(move |container| (e, container)));
-    let warning = |(exclusion, container): (&Exclusion, &ContainerTraffic<'_>)| {
+    let warning = |name: &str, runs_as: String, next: String| {
+        let what = format!("container {name} runs as {runs_as}: all traffic that it sends bypasses the mesh");
+        Warning::new("excluded-with-application", what, next)
+    };
+    let as_excluded = pairs.map(|(exclusion, container)| {
         let name = container.name();
-        let runs_as = match exclusion.owner {
+        let id = match exclusion.owner {
             TrafficOwner::Gid(_) => format!("GID {}", container.gid().unwrap_or_default()),
             TrafficOwner::Uid(_) | TrafficOwner::Any => format!("UID {}", container.uid().unwrap_or_default()),
         };
-        Warning {
-            code: "excluded-with-application",
-            what: format!(
-                "container {name} runs as {runs_as}, which is excluded: all traffic that it sends bypasses the mesh"
-            ),
-            next: format!(
-                "{}, exclude only some ports of this ID (detour.io/exclude-outbound-ports-for-uids), or run {name} as \
-                 another ID",
-                exclude_by_name(containers, exclusion.owner)
-            ),
-        }
-    };
+        let by_name = exclude_by_name(containers, exclusion.owner);
+        let next = format!(
+            "{by_name}, exclude only some ports of this ID (detour.io/exclude-outbound-ports-for-uids), or run {name} as \
+             another ID"
+        );
+        warning(name, format!("{id}, which is excluded"), next)
+    });
     let as_proxy = applications().filter(|container| !container.is_excluded_by_id(policy)).filter_map(|container| {
         let (name, id) = (container.name(), container.proxys_id(policy)?);
-        Some(Warning {
-            code: "excluded-with-application",
-            what: format!(
-                "container {name} runs as {id}, as istio-proxy does: all traffic that it sends bypasses the mesh"
-            ),
-            next: format!("run {name} as another ID"),
-        })
+        Some(warning(name, format!("{id}, as istio-proxy does"), format!("run {name} as another ID")))
     });
-    pairs.map(warning).chain(as_proxy).collect()
+    as_excluded.chain(as_proxy).collect()
 }
 
 /// Returns the hint to exclude the init containers that run as `owner` by their names. The exclusion of the ID is
@@ -238,26 +216,16 @@ fn annotation_for(names: &str) -> String {
     format!("annotation {EXCLUDE_CONTAINERS}: \"{names}\", sub-plugin {}", SubPlugin::ContainerExclude.name())
 }
 
-/// Warns about excluded init containers that the proxy could serve: a native sidecar has started before them.
-fn excluded_after_proxy(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
-    let needless = containers.iter().filter(|container| {
-        let by_id = || policy.exclusions.iter().any(|exclusion| container.is_needless(exclusion, containers));
-        let by_name = || policy.container_scope(container.name()) == Some(ContainerScope::All);
-        container.runs_after_proxy() && (by_id() || by_name())
-    });
-    let warning = |container: &ContainerTraffic<'_>| Warning {
-        code: "excluded-after-proxy",
-        what: format!(
-            "init container {} runs after istio-proxy has started: it needs no exclusion, and its excluded traffic loses \
-             mTLS",
-            container.name()
-        ),
-        next: format!(
-            "remove the exclusion, unless {} must reach servers outside of the mesh directly",
-            container.name()
-        ),
-    };
-    needless.map(warning).collect()
+/// Warns about an excluded init container that the proxy could serve: a native sidecar has started before it.
+fn excluded_after_proxy(InitContainer { name, excluded, needless_exclusions, .. }: &InitContainer) -> Option<Warning> {
+    (*excluded == ExcludedPart::All && !needless_exclusions.is_empty()).then(|| {
+        let what = format!(
+            "init container {name} runs after istio-proxy has started: it needs no exclusion, and its excluded traffic \
+             loses mTLS"
+        );
+        let next = format!("remove the exclusion, unless {name} must reach servers outside of the mesh directly");
+        Warning::new("excluded-after-proxy", what, next)
+    })
 }
 
 /// Warns about init containers that send traffic before the sidecar listens.
@@ -278,14 +246,12 @@ fn captured_too_early(
     let warning = |(container, part): (&ContainerTraffic<'_>, ExcludedPart)| {
         let name = container.name();
         let except = if part == ExcludedPart::Some { ", except for excluded traffic" } else { "" };
-        Warning {
-            code: "init-container-too-early",
-            what: format!("init container {name} runs before the sidecar: the {traffic} captured and lost{except}"),
-            next: match requesting_annotation(facts, container) {
-                Some(key) => format!("annotation {key} names it already: see the warning about this annotation"),
-                None => early_container_hint(container, containers),
-            },
-        }
+        let next = match requesting_annotation(facts, container) {
+            Some(key) => format!("annotation {key} names it already: see the warning about this annotation"),
+            None => early_container_hint(container, containers),
+        };
+        let what = format!("init container {name} runs before the sidecar: the {traffic} captured and lost{except}");
+        Warning::new("init-container-too-early", what, next)
     };
     captured.map(warning).collect()
 }
@@ -317,7 +283,7 @@ fn not_in_chain(evaluations: &[Evaluation<'_>]) -> Vec<Warning> {
     let warning = |note: String| {
         let what = note.strip_prefix("warning: ").map(str::to_owned)?;
         let next = sub_plugins::missing_sub_plugin(&what)?;
-        Some(Warning { code: NOT_IN_CHAIN, what, next })
+        Some(Warning::new(NOT_IN_CHAIN, what, next))
     };
     notes.filter_map(warning).collect()
 }
@@ -360,36 +326,6 @@ fn ranges_without_dns(redirect: &Redirect, policy: &Policy) -> Option<Warning> {
         code: "excluded-ranges-without-dns",
         what: format!("DNS to the excluded ranges ({}) is still captured", captured.join(", ")),
         next: "exclude DNS, too: annotation detour.io/exclude-dns: excluded-ranges".to_owned(),
-    })
-}
-
-fn excluded_both_ways(redirect: &Redirect) -> Option<Warning> {
-    let (Ports::List(inbound), Ports::List(outbound)) =
-        (&redirect.inbound_ports_exclude, &redirect.outbound_ports_exclude)
-    else {
-        return None;
-    };
-    let both = inbound.iter().filter(|port| outbound.contains(port) && !PROXY_PORTS.contains(port));
-    let both = joined(both);
-    (!both.is_empty()).then(|| Warning {
-        code: "port-excluded-both-ways",
-        what: format!(
-            "port {both} is excluded inbound and outbound: both calls to the pod at this port and calls from the pod to \
-             this port bypass the sidecar"
-        ),
-        next:
-            "exclude it in one direction only: excludeInboundPorts in the pod that serves it, excludeOutboundPorts in \
-             the pods that call it"
-                .to_owned(),
-    })
-}
-
-fn inbound_exclusion_without_effect(redirect: &Redirect) -> Option<Warning> {
-    let default = Redirect::default().inbound_ports_exclude;
-    (redirect.inbound_ports_include != Ports::All && redirect.inbound_ports_exclude != default).then(|| Warning {
-        code: "inbound-exclusion-without-effect",
-        what: "inbound_ports_exclude has no effect: only the ports in inbound_ports_include are captured".to_owned(),
-        next: "remove the ports from includeInboundPorts, or set includeInboundPorts to *".to_owned(),
     })
 }
 

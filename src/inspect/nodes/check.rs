@@ -211,14 +211,14 @@ impl TextReport for NodesCheck {
         let (healthy, unhealthy) = (count(NodeResult::Healthy), count(NodeResult::Unhealthy));
         let text = format!("{healthy} healthy, {unhealthy} unhealthy, {} skipped", count(NodeResult::Skipped));
         let tone = if self.healthy { Tone::Good } else { Tone::Bad };
-        screen.line(&[Cell::of("Nodes:"), Cell::of(text).tone(tone)]);
+        screen.labeled("Nodes:", text, tone);
         if let Some(counts) = self.policies {
             let tone = if counts.lost() > 0 { Tone::Bad } else { Tone::Plain };
-            screen.line(&[Cell::of("Policies of running pods:"), Cell::of(counts.to_string()).tone(tone)]);
+            screen.labeled("Policies of running pods:", counts.to_string(), tone);
         }
         if let Some(FormatCounts { iptables, nftables }) = self.rule_formats {
             let text = format!("{iptables} iptables, {nftables} nftables");
-            screen.line(&[Cell::of("Redirected pods by rule format:"), Cell::of(text)]);
+            screen.labeled("Redirected pods by rule format:", text, Tone::Plain);
         }
         screen.table(&self.nodes.iter().map(NodeCheck::row).collect::<Vec<_>>());
         let needless = self.needless_exclusions.iter().flatten().map(NeedlessExclusion::row);

@@ -6,26 +6,40 @@ use crate::repair::server::{Answer, Request, Server};
 use crate::support::agent_process::write_account;
 use detour_cni::agent::install::{FileRecord, HostPath, HostRoot, InstallRecord, NodeFiles, Role};
 use detour_cni::agent::pods::{ObservedNode, PodReconciler, RepairResult};
-use detour_cni::agent::{AgentRuntime, Metrics, ObservedPod, PodReports, PodSettings, RepairMode, RunningRuntime};
+use detour_cni::agent::{Metrics, ObservedPod, PodReports, PodSettings, RepairMode, run_tasks};
 use detour_cni::cluster::Api;
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use std::cell::OnceCell;
 use std::fs;
+use std::future::pending;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
 const STATE: &str = "/run/detour";
 const LIST: &str = "/etc/cni/net.d/10-cluster.conflist";
 
+/// Starts tasks on an event loop of another thread, which runs until the process ends.
+pub(crate) fn on_event_loop<T: Send + 'static>(start: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, started) = channel();
+    thread::spawn(move || {
+        run_tasks(async move {
+            sender.send(start()).expect("the test waits");
+            pending::<()>().await;
+        })
+    });
+    started.recv().expect("an event loop")
+}
+
 pub(crate) struct Scene<'a> {
     pub(crate) node: &'a Node,
     pub(crate) api: Server,
     pub(crate) metrics: Metrics,
     /// The reports, whose task writes Events until the scene ends.
-    reports: OnceCell<(PodReports, AgentRuntime, RunningRuntime)>,
+    reports: OnceCell<PodReports>,
 }
 
 /// Runs `work` with a temporary node and an API server that accepts every request.
@@ -113,11 +127,8 @@ impl Scene<'_> {
     }
 
     pub(crate) fn repair_by(&self, mode: RepairMode) -> Repair {
-        let (reports, ..) = self.reports.get_or_init(|| {
-            let runtime = AgentRuntime::new().expect("an event loop");
-            let running = runtime.start().expect("a thread");
-            (PodReports::start(Some(self.account()), runtime.tasks()), runtime, running)
-        });
+        let account = self.account();
+        let reports = self.reports.get_or_init(|| on_event_loop(move || PodReports::start(Some(account))));
         let settings = PodSettings { repair: mode, live_policy: false };
         let (account, metrics) = (self.account(), self.metrics.clone());
         Repair(PodReconciler::new(settings, self.files(), account, reports.clone(), metrics))

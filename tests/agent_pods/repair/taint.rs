@@ -1,13 +1,13 @@
 //! The node's taint.
 
-use crate::repair::scene::{Scene, scene_with};
+use crate::repair::scene::{Scene, on_event_loop, scene_with};
 use crate::repair::server::{Answer, Request};
-use detour_cni::agent::AgentRuntime;
 use detour_cni::agent::taint::{Taint, TaintController};
 use serde_json::{Value, json};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tokio::runtime::{Builder, Handle};
 
 const KEY: &str = "cni.istio.io/not-ready";
 /// How long the end waits for the last change.
@@ -39,11 +39,13 @@ fn node(taints: &Value, conflicts: usize) -> (impl Fn(&Request) -> Answer + Send
     (script, changes)
 }
 
-/// Calls `work` with the task of the taint.
-fn with_taint(scene: &Scene<'_>, work: impl FnOnce(TaintController)) {
-    let runtime = AgentRuntime::new().expect("an event loop");
-    let _running = runtime.start().expect("a thread");
-    work(Taint { key: KEY.into(), node: "node-1".into(), account: scene.account() }.start(runtime.tasks()));
+/// Starts the task of the taint.
+fn start(scene: &Scene<'_>) -> TaintController {
+    let account = scene.account();
+    on_event_loop(|| {
+        let account = account.on(Handle::current());
+        Taint { key: KEY.into(), node: "node-1".into(), account }.start()
+    })
 }
 
 #[test]
@@ -54,22 +56,22 @@ fn the_taint_is_added_and_removed_and_others_stay() {
     let changes = Arc::new(Mutex::new(changes));
     scene_with(script, move |scene| {
         let changes = changes.lock().expect("unpoisoned");
-        with_taint(scene, |taint| {
-            taint.set_ready(true);
-            taint.set_ready(false);
-            assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign, ours])), "the conflict is tried again");
-            taint.set_ready(false);
-            taint.set_ready(true);
-            assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign])));
-            taint.set_ready(false);
-            assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign, ours])));
-            let started = Instant::now();
-            taint.remove();
-            // On a slow machine, the end gives up before.
-            let is_waited_for = started.elapsed() < END_TIMEOUT;
-            let change = if is_waited_for { changes.try_recv().ok() } else { changes.recv_timeout(DEADLINE).ok() };
-            assert_eq!(change, Some(json!([foreign])), "the end has waited for it: {is_waited_for}");
-        });
+        let taint = start(scene);
+        taint.set_ready(true);
+        taint.set_ready(false);
+        assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign, ours])), "the conflict is tried again");
+        taint.set_ready(false);
+        taint.set_ready(true);
+        assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign])));
+        taint.set_ready(false);
+        assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign, ours])));
+        let started = Instant::now();
+        let event_loop = Builder::new_current_thread().enable_time().build().expect("an event loop");
+        event_loop.block_on(taint.remove());
+        // On a slow machine, the end gives up before.
+        let is_waited_for = started.elapsed() < END_TIMEOUT;
+        let change = if is_waited_for { changes.try_recv().ok() } else { changes.recv_timeout(DEADLINE).ok() };
+        assert_eq!(change, Some(json!([foreign])), "the end has waited for it: {is_waited_for}");
     });
 }
 
@@ -79,11 +81,10 @@ fn conflicts_do_not_delay_the_taint() {
     let (script, changes) = node(&Value::Null, 10);
     let changes = Arc::new(Mutex::new(changes));
     scene_with(script, move |scene| {
-        with_taint(scene, |taint| {
-            taint.set_ready(false);
-            let wanted = Ok(json!([{"key": KEY, "effect": "NoSchedule"}]));
-            assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
-        });
+        let taint = start(scene);
+        taint.set_ready(false);
+        let wanted = Ok(json!([{"key": KEY, "effect": "NoSchedule"}]));
+        assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
     });
 }
 
@@ -96,10 +97,9 @@ fn a_refused_request_is_retried() {
         _ => script(request),
     };
     scene_with(granted_later, move |scene| {
-        with_taint(scene, |taint| {
-            taint.set_ready(false);
-            let wanted = Ok(json!([{"key": KEY, "effect": "NoSchedule"}]));
-            assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
-        });
+        let taint = start(scene);
+        taint.set_ready(false);
+        let wanted = Ok(json!([{"key": KEY, "effect": "NoSchedule"}]));
+        assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
     });
 }

@@ -22,8 +22,8 @@ import (
 
 type request struct {
 	ID int `json:"id"`
-	// sandbox, create, start, wait, stop, remove, once (create, start, wait, remove), drop (stop and remove a sandbox),
-	// sandboxes (their IDs) or netns (the path of a sandbox's network namespace)
+	// sandbox, create, start, stop, once (create, start, wait, remove), drop (stop and remove a sandbox), sandboxes
+	// (their IDs) or netns (the path of a sandbox's network namespace)
 	Op            string          `json:"op"`
 	Sandbox       string          `json:"sandbox"`
 	Container     string          `json:"container"`
@@ -159,12 +159,8 @@ func (c client) do(r request) answer {
 		err = c.create(ctx, r, &a)
 	case "start":
 		err = c.start(ctx, r.Container, &a)
-	case "wait":
-		err = c.wait(ctx, r.Container, &a)
 	case "stop":
 		_, err = c.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: r.Container, Timeout: r.Seconds})
-	case "remove":
-		err = c.remove(ctx, r.Container)
 	case "once":
 		err = c.once(ctx, r, &a)
 	case "drop":

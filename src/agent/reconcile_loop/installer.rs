@@ -1,0 +1,235 @@
+//! What the agent's main loop does with the node's files. All of it blocks, so it runs in the pool of threads.
+
+use super::iteration::Iteration;
+use crate::agent::install::{
+    ConfigurationTarget, DesiredState, InstallError, InstallPlan, Leadership, NodeFiles, reconcile, undo,
+};
+use crate::agent::metrics::Metrics;
+use crate::agent::socket;
+use crate::agent::watch::DirectoryWatch;
+use crate::host_path::HostPath;
+use crate::wait;
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tokio::task::spawn_blocking;
+
+/// The interval in which an agent on standby checks whether it leads now.
+pub(super) const STANDBY_INTERVAL: Duration = Duration::from_millis(100);
+/// The interval in which an agent on standby checks whether it could lead.
+const OBSTACLE_INTERVAL: Duration = Duration::from_secs(1);
+/// How long an agent that ends waits until the next one serves the plugin's requests.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The desired state of the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DesiredInstallation {
+    /// The desired state, with the last accepted configuration.
+    pub desired: DesiredState,
+    /// Why a newer configuration is not in use.
+    pub rejected: Option<String>,
+}
+
+/// The installation on the node.
+pub struct Installation {
+    /// The node's files.
+    pub node: NodeFiles,
+    /// Returns the desired state; called in each iteration, because tokens and configurations change.
+    pub desired: Box<dyn Fn() -> Result<DesiredInstallation, String> + Send>,
+    /// The program to copy.
+    pub program: PathBuf,
+    /// The directories of the files that `desired` reads, as this process reaches them.
+    pub sources: Vec<PathBuf>,
+    /// The agent's DaemonSet, as NAMESPACE/NAME: it owns the installation.
+    pub owner: Option<String>,
+}
+
+/// What the agent is on its node.
+pub(super) enum Role {
+    Leads,
+    /// Another agent leads, as in a rolling update. This one takes over when that one has ended, so it is ready only if it
+    /// could: otherwise, this is the reason.
+    Standby(Option<String>),
+    /// The installation belongs to another DaemonSet.
+    Foreign,
+}
+
+/// The installation and what is known about it. It moves between the event loop and the pool of threads.
+pub(super) struct Installer {
+    installation: Installation,
+    metrics: Metrics,
+    pub(super) watch: DirectoryWatch,
+    leadership: Option<Leadership>,
+    /// On standby: when the last obstacle was found, and the obstacle.
+    obstacle: Option<(Instant, Option<String>)>,
+    /// The name under which this agent has installed the plugin.
+    name: Option<String>,
+}
+
+impl Installer {
+    pub(super) fn new(installation: Installation, metrics: Metrics) -> Self {
+        let watch = DirectoryWatch::new();
+        Self { installation, metrics, watch, leadership: None, obstacle: None, name: None }
+    }
+
+    /// Runs `work` in the pool of threads.
+    ///
+    /// # Errors
+    /// `work` panics.
+    pub(super) async fn run<T: Send + 'static>(
+        mut self,
+        work: impl FnOnce(&mut Self) -> T + Send + 'static,
+    ) -> Result<(Self, T), String> {
+        let done = spawn_blocking(move || {
+            let result = work(&mut self);
+            (self, result)
+        });
+        done.await.map_err(|panic| format!("the agent's installation failed: {panic}"))
+    }
+
+    pub(super) fn node(&self) -> &NodeFiles {
+        &self.installation.node
+    }
+
+    /// Returns the agent's role. It leads from the first time on at which no other agent does.
+    pub(super) fn role(&mut self) -> Role {
+        let Installation { node, owner, .. } = &self.installation;
+        if node.other_owner(owner.as_deref()).is_ok_and(|owner| owner.is_some()) {
+            return Role::Foreign;
+        }
+        if self.leadership.is_none() {
+            match node.lead() {
+                Ok(None) => {
+                    let last = self.obstacle.take().filter(|(found, _)| found.elapsed() < OBSTACLE_INTERVAL);
+                    let last = last.unwrap_or_else(|| (Instant::now(), self.obstacle()));
+                    return Role::Standby(self.obstacle.insert(last).1.clone());
+                }
+                found => self.leadership = found.ok().flatten(),
+            }
+        }
+        Role::Leads
+    }
+
+    /// Returns why this agent could not install the plugin now. Changes nothing.
+    fn obstacle(&self) -> Option<String> {
+        let desired = match self.desired() {
+            Ok(DesiredInstallation { desired, .. }) => desired,
+            Err(why) => return Some(why),
+        };
+        match self.node().look(Some(&desired)).and_then(|found| reconcile(&desired, &found)) {
+            Ok(plan) => plan.refused,
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    fn desired(&self) -> Result<DesiredInstallation, String> {
+        let DesiredInstallation { desired, rejected } = (self.installation.desired)()?;
+        let desired = DesiredState { owner: self.installation.owner.clone(), ..desired };
+        Ok(DesiredInstallation { desired, rejected })
+    }
+
+    /// Makes the node's files as desired. Returns the result, and why the newest configuration is not in use.
+    pub(super) fn iterate(&mut self) -> (Iteration, Option<String>) {
+        self.watch.discard_events();
+        let desired = self.desired();
+        self.watch.directories(&self.directories(desired.as_ref().ok().map(|found| &found.desired)));
+        let DesiredInstallation { desired, rejected } = match desired {
+            Ok(desired) => desired,
+            Err(reason) => return (Iteration::Failed(reason), None),
+        };
+        self.name = Some(desired.installer.clone());
+        let iteration = self.reconcile(&desired).unwrap_or_else(|error| match error {
+            InstallError::Owned(_) => Iteration::Occupied(error.to_string()),
+            error => Iteration::Failed(error.to_string()),
+        });
+        (iteration, rejected)
+    }
+
+    fn reconcile(&self, desired: &DesiredState) -> Result<Iteration, InstallError> {
+        let lock = self.node().lock()?;
+        let found = self.node().look(Some(desired))?;
+        let invalid_chain_files = found.invalid_chain_files.len();
+        let plan = reconcile(desired, &found)?;
+        self.node().apply(&plan, &self.installation.program, &lock)?;
+        let follows = plan.follows(&found);
+        let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
+        if desired.multus_chain.is_some() {
+            self.metrics.multus_chain(invalid_chain_files);
+        }
+        Ok(match (&plan.waits_for, &plan.lacks) {
+            _ if plan.refused.is_some() => Iteration::Failed(with_notes(plan.unmet().unwrap_or_default())),
+            (None, _) if follows => Iteration::Followed(Box::new(plan)),
+            _ if !plan.actions.is_empty() => Iteration::Repaired(Box::new(plan)),
+            (Some(missing), _) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
+            (None, _) if plan.invalid_chain.is_some() => {
+                Iteration::ChainSkipped(with_notes(plan.unmet().unwrap_or_default()))
+            }
+            (None, Some(lacking)) => Iteration::Lacks(with_notes(format!("missing: {lacking}"))),
+            (None, None) if plan.is_settling => Iteration::Settling,
+            (None, None) => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
+        })
+    }
+
+    /// Returns the directories whose changes require a new iteration.
+    fn directories(&self, desired: Option<&DesiredState>) -> Vec<PathBuf> {
+        let mut paths = BTreeSet::new();
+        if let Some(desired) = desired {
+            paths.extend(desired.programs.iter().map(|path| path.parent()));
+            paths.extend(desired.kubeconfig.iter().map(|(path, _)| path.parent()));
+            paths.extend(desired.node.iter().map(|(path, _)| path.parent()));
+            paths.extend(desired.configurations.iter().map(ConfigurationTarget::directory));
+        }
+        let reached = paths.iter().filter_map(|path| self.node().reach(path).ok());
+        let linked = desired.into_iter().flat_map(|desired| self.node().linked_directories(desired));
+        reached.chain(linked).chain(self.installation.sources.iter().cloned()).collect()
+    }
+
+    /// Ends the installation: removes the plugin if `removes`, and lets an agent on standby lead, which then serves the
+    /// plugin's requests at `socket`.
+    pub(super) fn end(&mut self, removes: bool, socket: Option<&HostPath>) -> Result<(), String> {
+        let result = match self.name.clone() {
+            Some(name) => self.leave(&name, removes),
+            None => Ok(()),
+        };
+        self.hand_over(socket);
+        result
+    }
+
+    fn leave(&self, name: &str, removes: bool) -> Result<(), String> {
+        let remove = || {
+            let lock = self.node().lock()?;
+            let found = self.node().look(None)?;
+            let plan = if found.record.installer == name { undo(&found) } else { InstallPlan::default() };
+            if !plan.actions.is_empty() {
+                self.node().apply(&plan, &self.installation.program, &lock)?;
+            }
+            self.node().forget_lock(lock);
+            Ok(plan)
+        };
+        let plan =
+            if removes { remove().map_err(|error: InstallError| error.to_string())? } else { InstallPlan::default() };
+        plan.actions.iter().for_each(|action| tracing::info!("{action}"));
+        plan.notes.iter().for_each(|note| tracing::warn!("{note}"));
+        let result = if plan.actions.is_empty() { "stays on" } else { "was removed from" };
+        tracing::info!("the agent ends; the plugin {result} the node");
+        Ok(())
+    }
+
+    /// Lets an agent on standby lead. If there is one, waits until it serves the plugin's requests, so that there is always
+    /// one that does.
+    fn hand_over(&mut self, socket: Option<&HostPath>) {
+        let Some(leadership) = self.leadership.take() else { return };
+        let socket = socket.and_then(|socket| self.node().reach(socket).ok());
+        let own = socket.and_then(|socket| Some((socket::identity(&socket).ok()?, socket)));
+        self.node().forget_leadership(Some(leadership));
+        let Some((own, socket)) = own else { return };
+        let until = |timeout, is: &dyn Fn() -> bool| {
+            let interval = STANDBY_INTERVAL / 10;
+            wait::until(timeout, [interval; 2], || Ok::<_, Infallible>(is().then_some(()))) == Ok(Some(()))
+        };
+        if until(3 * STANDBY_INTERVAL, &|| self.node().has_agent()) {
+            until(HANDOVER_TIMEOUT, &|| socket::identity(&socket).is_ok_and(|file| file != own));
+        }
+    }
+}
