@@ -62,9 +62,10 @@ impl SubjectArguments {
         self.cluster.pod(pod, root)
     }
 
-    /// Reads the pod with kubectl.
-    pub(super) fn read_with(&mut self, kubectl: Kubectl) {
-        self.cluster.kubectl = Some(kubectl);
+    /// Reads the pod with kubectl, if that can be used.
+    pub(super) fn read_with(&mut self, kubectl: Result<Kubectl, CommandError>) -> Result<(), CommandError> {
+        self.cluster.kubectl = Some(kubectl?);
+        Ok(())
     }
 
     /// Reads exactly one pod. The node's file system is mounted at `root`.

@@ -8,7 +8,6 @@ mod explain;
 mod installed;
 mod needless_exclusions;
 mod nodes;
-mod rule_format;
 mod rules;
 mod selected;
 pub mod socket_lb;
@@ -29,11 +28,11 @@ pub use nodes::{
     AgentDaemonSet, AgentOutput, AgentPod, NodeCheck, NodeLabels, NodeResult, NodesAudit, NodesCheck, PodOfNode,
     PolicyCounts, node_hint, pods_with_running_sidecar,
 };
-pub use rule_format::{PlannedFormat, planned_format};
 pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, RulesReport};
 pub use selected::{NetworkLead, SelectedNetwork};
 pub use subject::{
-    AppliedConf, ConfigurationOrigin, ConfigurationSource, ManifestTexts, PodManifest, PodSelector, Subject,
+    AppliedConf, ConfigurationOrigin, ConfigurationSource, ManifestTexts, PlannedFormat, PodManifest, PodSelector,
+    Subject, planned_format,
 };
 pub use terminal::{Cell, Format, Screen, TextReport, Tone, render};
 pub use trace::{ExcludedSenders, Origin, SenderArgument, Trace, trace};

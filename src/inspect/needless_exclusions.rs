@@ -1,6 +1,6 @@
 //! The exclusions of workloads that they no longer need, because a native sidecar serves their init containers.
 
-use super::explain::{application_containers, explain};
+use super::explain::{InitContainer, application_containers, explain};
 use super::subject::{AppliedConf, Subject};
 use super::terminal::{Cell, Tone, counted};
 use crate::cluster::{Api, ScheduledPod, Workload};
@@ -66,26 +66,20 @@ pub(super) fn find(node: &str, api: &Api, configurations: &[AppliedConf]) -> Opt
         let facts = Facts { pod: scheduled.pod.clone(), namespace: namespaces.get(&scheduled.pod.namespace).cloned() };
         let of_itself = || Workload { kind: "Pod".to_owned(), name: facts.pod.name.clone() };
         let Workload { kind, name } = scheduled.workload.clone().unwrap_or_else(of_itself);
-        let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        for conf in configurations {
-            // A configuration with which an ADD of the pod fails has no exclusions.
-            let subject = Subject::of(conf.clone(), facts.clone(), Some(api));
-            let Ok(explained) = subject.and_then(|subject| explain(&subject)) else { continue };
-            for container in explained.explanation.init_containers {
-                found.entry(container.name).or_default().extend(container.needless_exclusions);
-            }
-        }
-        found.retain(|_, exclusions| !exclusions.is_empty());
+        // If an ADD of the pod fails, it has no exclusions.
+        let explained = Subject::given(configurations, facts.clone(), Some(api)).and_then(|subject| explain(&subject));
+        let containers = explained.map(|explained| explained.explanation.init_containers).unwrap_or_default();
         let namespace = facts.pod.namespace;
-        let of_container = move |(container, exclusions)| NeedlessExclusion {
+        let of_container = move |container: InitContainer| NeedlessExclusion {
             namespace: namespace.clone(),
             kind: kind.clone(),
             name: name.clone(),
-            container,
-            exclusions,
+            container: container.name,
+            exclusions: container.needless_exclusions.into_iter().collect(),
             pods: 1,
         };
-        found.into_iter().map(of_container)
+        let needless = containers.into_iter().filter(|container| !container.needless_exclusions.is_empty());
+        needless.map(of_container)
     };
     Some(merged(pods.iter().flat_map(of_pod)))
 }

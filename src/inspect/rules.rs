@@ -18,7 +18,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Timeout for the lock of the network namespace, which a plugin call may hold.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit for the differing rules of a netfilter chain that are listed; the rest is counted.
 const MAX_LISTED: usize = 200;
 

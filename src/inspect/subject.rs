@@ -4,12 +4,14 @@ use super::selected::{SelectedNetwork, missing_network, selected_definitions, se
 use super::socket_lb::Product;
 use crate::cluster::{self, Definitions, Given, Lookup, ObjectRef, Objects};
 use crate::cni::{Code, Error, NetConf, configuration};
+use crate::firewall::RuleFormat;
 use crate::inspect::terminal::first_of;
 use crate::networks::{InstalledNetwork, installed_network, runs_own_type};
 use crate::plugin::primary::{Preview, preview};
 use crate::pod::well_known::RESOURCE_NAME;
 use crate::pod::{Facts, Namespace, Pod};
-use serde::Serialize;
+use crate::sub_plugins::executables;
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -341,6 +343,40 @@ impl Subject {
     pub fn name(&self) -> String {
         format!("{}/{}", self.facts.pod.namespace, self.facts.pod.name)
     }
+}
+
+/// A rule format, and where it comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PlannedFormat {
+    /// The format.
+    #[serde(serialize_with = "by_name")]
+    pub format: RuleFormat,
+    /// Where it comes from.
+    pub source: String,
+}
+
+fn by_name<S: Serializer>(format: &RuleFormat, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(format.name())
+}
+
+/// Returns the rule format of a new pod's redirection.
+#[must_use]
+pub fn planned_format(subject: &Subject) -> PlannedFormat {
+    let of_attachments = subject.networks.iter().flat_map(|preview| &preview.evaluated).map(|one| &one.conf);
+    let all = || of_attachments.clone().chain([&subject.conf]);
+    let runs_executables = all().any(|conf| executables(&conf.chain).next().is_some());
+    let (format, source) = match (all().find_map(|conf| conf.rule_format), subject.conf.auto_format) {
+        (Some(format), _) => (format, "set by dialect"),
+        (None, _) if subject.facts.pod.has_own_users => {
+            (RuleFormat::Nftables, "because the pod has its own user namespace (hostUsers: false)")
+        }
+        (None, _) if runs_executables => (RuleFormat::Iptables, "because the chain runs executables"),
+        (None, Some(format)) => (format, "set by auto_dialect of the node"),
+        (None, None) => (RuleFormat::default(), "the default"),
+    };
+    let is_tried = subject.origin.source != ConfigurationSource::Node && all().all(|conf| conf.rule_format.is_none());
+    let condition = if is_tried { ", if the kernel has it" } else { "" };
+    PlannedFormat { format, source: format!("{source}{condition}") }
 }
 
 #[cfg(test)]

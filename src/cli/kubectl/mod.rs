@@ -141,41 +141,36 @@ fn command(host: &str) -> Command {
 
 impl Cli {
     fn run(self, host: &'static str, matches: &ArgMatches) -> ExitCode {
-        let report = |output: OutputArguments, run: &mut dyn FnMut(Kubectl) -> Result<CommandOutput, CommandError>| {
-            print_report(output, Kubectl::new(host, &self.connection).and_then(run))
-        };
-        let in_agent = |kubectl: &Kubectl, pod: (Option<&str>, Option<&str>), needs_netns| {
+        let Self { connection, command: own } = self;
+        let connected = || Kubectl::new(host, &connection);
+        let in_agent = |pod: (Option<&str>, Option<&str>), needs_netns| {
             let mut definition = command(host);
             definition.build();
-            run_in_agent(kubectl, &definition, matches, pod, needs_netns)
+            run_in_agent(&connected()?, &definition, matches, pod, needs_netns)
         };
-        match self.command {
-            KubectlCommand::Check(arguments) => report(arguments.output, &mut |kubectl| check(&kubectl, &arguments)),
-            KubectlCommand::Audit(arguments) => report(arguments.output, &mut |kubectl| audit(&kubectl, &arguments)),
-            KubectlCommand::Explain(mut arguments) => {
-                report(arguments.output, &mut |kubectl| match arguments.subject.in_cluster() {
-                    Some(pod) => in_agent(&kubectl, pod, false),
-                    None => {
-                        arguments.subject.read_with(kubectl);
-                        explain::run(&arguments)
-                    }
-                })
+        match own {
+            KubectlCommand::Check(own) => {
+                print_report(own.output, connected().and_then(|kubectl| check(&kubectl, &own)))
             }
-            KubectlCommand::Trace(mut arguments) => {
-                report(arguments.output, &mut |kubectl| match arguments.subject.in_cluster() {
-                    Some(pod) => in_agent(&kubectl, pod, arguments.live),
-                    None => {
-                        arguments.subject.read_with(kubectl);
-                        trace::run(&arguments)
-                    }
-                })
+            KubectlCommand::Audit(own) => {
+                print_report(own.output, connected().and_then(|kubectl| audit(&kubectl, &own)))
             }
-            KubectlCommand::Rules(arguments) => {
-                report(arguments.output, &mut |kubectl| in_agent(&kubectl, arguments.selected(), true))
+            KubectlCommand::Explain(mut own) => {
+                let result = match own.subject.in_cluster() {
+                    Some(pod) => in_agent(pod, false),
+                    None => own.subject.read_with(connected()).and_then(|()| explain::run(&own)),
+                };
+                print_report(own.output, result)
             }
-            KubectlCommand::Doctor(arguments) => {
-                report(arguments.output, &mut |kubectl| in_agent(&kubectl, arguments.selected(), false))
+            KubectlCommand::Trace(mut own) => {
+                let result = match own.subject.in_cluster() {
+                    Some(pod) => in_agent(pod, own.live),
+                    None => own.subject.read_with(connected()).and_then(|()| trace::run(&own)),
+                };
+                print_report(own.output, result)
             }
+            KubectlCommand::Rules(own) => print_report(own.output, in_agent(own.selected(), true)),
+            KubectlCommand::Doctor(own) => print_report(own.output, in_agent(own.selected(), false)),
         }
     }
 }
@@ -370,11 +365,11 @@ fn audit(kubectl: &Kubectl, arguments: &AuditArguments) -> Result<CommandOutput,
     let outputs = kubectl.run_in_all(&agents, &words, AUDIT_TIMEOUT);
     let mut report = NodesAudit::default();
     for (agent, output) in agents.iter().zip(&outputs) {
-        report.add(&agent.node, namespace, output.as_ref().map_err(Clone::clone));
+        report.add(&agent.node, output.as_ref().map_err(Clone::clone));
     }
     match not_audited(kubectl, namespace, &agents) {
-        Ok(nodes) => nodes.into_iter().for_each(|(node, error)| report.add(&node, namespace, Err(error))),
-        Err(error) => report.add("nodes without an agent", namespace, Err(error.to_string())),
+        Ok(nodes) => nodes.into_iter().for_each(|(node, error)| report.add(&node, Err(error))),
+        Err(error) => report.add("nodes without an agent", Err(error.to_string())),
     }
     let report = report.sorted();
     if !report.errors.is_empty() {

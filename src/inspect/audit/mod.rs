@@ -8,7 +8,7 @@ pub use report::{AuditReport, AuditedPod, Bypass, CountedUnit};
 use super::doctor::{CheckTarget, node_setup};
 use super::elements::{ElementLine, TABLE, scope_text};
 use super::explain::explain;
-use super::rules::{LiveRules, Mark, RuleLine, RulesReport};
+use super::rules::{LOCK_TIMEOUT, LiveRules, Mark, RuleLine, RulesReport};
 use super::subject::{AppliedConf, Subject};
 use crate::cluster::{Api, ScheduledPod};
 use crate::cni::{Code, Error};
@@ -25,15 +25,11 @@ use crate::state::Store;
 use crate::sub_plugins::{EnrolledBy, SkipReason, enrolled_by, pod_skip_reason, requested_injection};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
-use std::time::Duration;
 
 /// Limit for the bypasses of a pod that are listed; the rest is counted.
 const MAX_BYPASSES: usize = 50;
 /// Limit for the differences of a pod that are listed; the rest is counted.
 const MAX_DRIFT: usize = 10;
-/// Timeout for the lock of a network namespace, which a plugin call may hold.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// Which pods of a node the report lists.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AuditScope<'a> {

@@ -36,9 +36,7 @@ const SETTLING: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone)]
 pub(super) struct Configured {
     pub(super) path: HostPath,
-    pub(super) conf: NetConf,
-    /// Whether it applies only to pods that select its network.
-    pub(super) as_attachment: bool,
+    pub(super) applied: AppliedConf,
     /// Whether it is an entry of a configuration list.
     pub(super) is_listed: bool,
 }
@@ -132,17 +130,16 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
     let is_ours = |file: &&RuntimeFile| file.is_ours() && !is_source(file);
     let ours: Vec<&RuntimeFile> = files.iter().chain(&elsewhere).filter(is_ours).collect();
     let (mut valid, mut wrong) = (Vec::new(), Vec::new());
+    let node = read_node_configuration(target).ok().flatten().map(|(node, _)| node);
     for file in &ours {
         let path = &file.path;
         let text = file.own_text(target.installation.listed_types.get(path));
-        let effective = effective(target, path.as_path(), &text);
-        match effective.and_then(|conf| accepted(target, &conf).map(|()| conf)) {
-            Ok(conf) => {
+        let in_chain = target.is_in_multus_chain(path);
+        let applied = AppliedConf::installed(&path.to_string(), &text, in_chain, node.as_ref());
+        match applied.and_then(|applied| accepted(target, &applied.conf).map(|()| applied)) {
+            Ok(applied) => {
                 let is_listed = file.json.as_ref().is_ok_and(|json| json["plugins"].is_array());
-                let parsed = AppliedConf::parse(path.as_path(), text.as_bytes());
-                let selected = parsed.is_ok_and(|applied| applied.as_attachment);
-                let as_attachment = selected && !target.is_in_multus_chain(path);
-                valid.push(Configured { path: path.clone(), conf, as_attachment, is_listed });
+                valid.push(Configured { path: path.clone(), applied, is_listed });
             }
             Err(error) => wrong.push(error.to_string()),
         }
@@ -171,7 +168,7 @@ fn accepted(target: &CheckTarget, conf: &NetConf) -> Result<(), Error> {
 }
 
 fn supported(configured: &Configured) -> CheckVerdict {
-    match configured.conf.redirects_ambient {
+    match configured.applied.conf.redirects_ambient {
         true => CheckVerdict::fail(
             format!(
                 "{}: ambient_enabled is true, but detour does not redirect pods of the ambient mesh",
@@ -184,7 +181,7 @@ fn supported(configured: &Configured) -> CheckVerdict {
 }
 
 fn described(configured: &Configured) -> String {
-    let Configured { path, conf, .. } = configured;
+    let (path, conf) = (&configured.path, &configured.applied.conf);
     let chain: Vec<&str> = conf.chain.iter().filter_map(|block| block.keys.get("type")?.as_str()).collect();
     let role = if conf.primary.is_some() { ", as the primary plugin" } else { "" };
     format!("network {}, type {} in {}{role}: {}", conf.name, conf.kind, path.name(), chain.join(", "))
@@ -228,9 +225,9 @@ fn lost(target: &CheckTarget, path: &HostPath) -> CheckVerdict {
 /// Checks whether runtimes use the configuration: they take the first file by name (libcni, `LoadConfList` of
 /// `ConfFiles`). Multus finds an attachment by its network's name.
 fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> CheckVerdict {
-    let is_primary = ours.iter().any(|configured| configured.conf.primary.is_some());
+    let is_primary = ours.iter().any(|configured| configured.applied.conf.primary.is_some());
     if !target.chained && !is_primary {
-        let names = joined(ours.iter().map(|configured| &configured.conf.name));
+        let names = joined(ours.iter().map(|configured| &configured.applied.conf.name));
         return CheckVerdict::pass(format!("Multus finds it by its network name, {names}"));
     }
     let used = files.iter().find(|file| file.json.is_ok());

@@ -3,7 +3,6 @@
 
 use super::checks;
 use super::report::{AGENT_TIMEOUT, CheckOutcome, CheckTarget, CheckVerdict, Results};
-use super::rules::LOCK_TIMEOUT;
 use crate::cgroup::{self, CgroupHierarchy, enter_host_namespace};
 use crate::cluster::agent::{BypassingContainer, ContainersStatus, excluded_containers};
 use crate::cni::NetConf;
@@ -11,7 +10,7 @@ use crate::firewall::{ContainerElement, container_elements};
 use crate::host_path::{HostPath, HostRoot};
 use crate::inspect::elements::{ElementLine, scope_text};
 use crate::inspect::explain::{Explained, Explanation, NOT_IN_CHAIN, Warning};
-use crate::inspect::rules::{LiveRules, RulesReport};
+use crate::inspect::rules::{LOCK_TIMEOUT, LiveRules, RulesReport};
 use crate::inspect::terminal::first_of;
 use crate::netns::find::FoundNetns;
 use crate::plugin::probe::{NOT_PERMITTED, try_container_rules};
@@ -127,19 +126,18 @@ pub(super) fn examine(
 /// Enters the node's cgroup namespace with a thread that ends afterwards.
 fn cgroup_namespace(target: &CheckTarget) -> CheckVerdict {
     let root = HostRoot::new(&target.mount);
-    let entered = thread::Builder::new().spawn(move || {
+    let entered = thread::spawn(move || {
         enter_host_namespace(&root)?;
         cgroup::require()
     });
-    match entered.map(thread::JoinHandle::join) {
-        Ok(Ok(Ok(()))) => CheckVerdict::pass("entered"),
-        Ok(Ok(Err(error))) => CheckVerdict::fail(
+    match entered.join() {
+        Ok(Ok(())) => CheckVerdict::pass("entered"),
+        Ok(Err(error)) => CheckVerdict::fail(
             error.msg,
             "run detour doctor as root on the node; in the agent's pod, check that containerExclusion.enabled mounts the \
              node's /proc, and grants SYS_ADMIN and SYS_PTRACE",
         ),
-        Ok(Err(_)) => CheckVerdict::not_checked("the thread panicked"),
-        Err(error) => CheckVerdict::not_checked(format!("can't start a thread: {error}")),
+        Err(_) => CheckVerdict::not_checked("the thread panicked"),
     }
 }
 

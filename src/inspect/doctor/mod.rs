@@ -46,7 +46,7 @@ pub fn examine(target: &CheckTarget) -> Checklist {
     let mut results = Results::default();
     let node = check_node(target, &mut results);
     let pod = target.pod.as_ref().map(|pod| check_pod(target, pod, &node, &mut results));
-    let all: Vec<&NetConf> = node.configurations.iter().map(|configured| &configured.conf).collect();
+    let all: Vec<&NetConf> = node.configurations.iter().map(|configured| &configured.applied.conf).collect();
     containers::examine(target, (&all, foremost(&node.configurations)), pod.as_ref(), &mut results);
     let needless = || {
         let (api, name) = (api(target, node.kubeconfig.as_ref(), &results).ok()?, target.node_name.as_deref()?);
@@ -66,7 +66,7 @@ pub fn examine(target: &CheckTarget) -> Checklist {
 fn check_node(target: &CheckTarget, results: &mut Results) -> CheckedNode {
     let configurations = configuration::examine(target, results);
     let conf = foremost(&configurations);
-    let kinds = configurations.iter().map(|configured| configured.conf.kind.clone()).collect();
+    let kinds = configurations.iter().map(|configured| configured.applied.conf.kind.clone()).collect();
     configuration::examine_own_lists(target, results);
     configuration::examine_multus_chain(target, results);
     configuration::examine_node_configuration(target, results);
@@ -105,11 +105,7 @@ pub(super) fn node_setup(target: &CheckTarget) -> NodeSetup {
 }
 
 fn applied(found: &[Configured]) -> Vec<AppliedConf> {
-    let applied = |configured: &Configured| AppliedConf {
-        as_attachment: configured.as_attachment,
-        ..AppliedConf::from(configured.conf.clone())
-    };
-    found.iter().map(applied).collect()
+    found.iter().map(|configured| configured.applied.clone()).collect()
 }
 
 fn store(target: &CheckTarget) -> Store {
@@ -119,10 +115,15 @@ fn store(target: &CheckTarget) -> Store {
 /// Returns the configuration that stands for the node: the first one that redirects, or else the first.
 fn foremost(configurations: &[Configured]) -> Option<&NetConf> {
     let redirects = |configured: &&Configured| {
-        configured.conf.chain.iter().any(|block| block.keys.get("type").is_some_and(|kind| kind == "istio-redirect"))
+        configured
+            .applied
+            .conf
+            .chain
+            .iter()
+            .any(|block| block.keys.get("type").is_some_and(|kind| kind == "istio-redirect"))
     };
     let first = configurations.iter().find(redirects).or(configurations.first());
-    first.map(|configured| &configured.conf)
+    first.map(|configured| &configured.applied.conf)
 }
 
 /// Checks the path from the pod's annotation to the decision, its network namespace, and the logs.

@@ -132,23 +132,21 @@ const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_c
 
 /// Tries the rules of a pod in a new network namespace.
 pub(super) fn examine_kernel(conf: Option<&NetConf>, results: &mut Results) {
-    results.add(
-        checks::KERNEL_RULES,
-        match in_new_netns(Tried::new) {
-            Ok(tried) => {
-                let redirection = tried.verdict(conf.and_then(|conf| conf.rule_format));
-                CheckVerdict::merged([redirection].into_iter().chain(guard(conf)))
-            }
-            Err(why) if why == NOT_PERMITTED => CheckVerdict::to_do(
-                "this needs root (CAP_SYS_ADMIN)",
-                "run detour doctor as root on the node, or in the agent's pod",
-            ),
-            Err(why) => CheckVerdict::fail(
-                format!("can't create a network namespace: {why}"),
-                "enable CONFIG_NET_NS in the kernel, and set user.max_net_namespaces above 0",
-            ),
-        },
-    );
+    let verdict = match in_new_netns(try_kernel) {
+        Ok(tried) => {
+            let redirection = redirection(&tried, conf.and_then(|conf| conf.rule_format));
+            CheckVerdict::merged([redirection].into_iter().chain(guard(conf)))
+        }
+        Err(why) if why == NOT_PERMITTED => CheckVerdict::to_do(
+            "this needs root (CAP_SYS_ADMIN)",
+            "run detour doctor as root on the node, or in the agent's pod",
+        ),
+        Err(why) => CheckVerdict::fail(
+            format!("can't create a network namespace: {why}"),
+            "enable CONFIG_NET_NS in the kernel, and set user.max_net_namespaces above 0",
+        ),
+    };
+    results.add(checks::KERNEL_RULES, verdict);
 }
 
 /// Returns a failure if a configuration uses the guard, and the kernel refuses its rules.
@@ -175,41 +173,31 @@ pub(super) fn examine_socket_lb(target: &CheckTarget, results: &mut Results) {
     });
 }
 
-/// What the kernel accepts.
-struct Tried {
-    /// nf_tables and connection tracking.
-    netfilter: Result<(), String>,
-    iptables: Result<(), String>,
-    native: Result<(), String>,
+/// Whether the kernel accepts nf_tables and connection tracking, rules in format iptables, and rules in format nftables.
+type Tried = [Result<(), String>; 3];
+
+fn try_kernel() -> Tried {
+    let netfilter = || {
+        let mut socket = NfSocket::open()?;
+        socket.generation()?;
+        socket.connections(|_| false).map(drop)
+    };
+    let netfilter = netfilter().map_err(|error| error.to_string());
+    [netfilter, try_redirection(RuleFormat::Iptables), try_redirection(RuleFormat::Nftables)]
 }
 
-impl Tried {
-    fn new() -> Self {
-        let netfilter = || {
-            let mut socket = NfSocket::open()?;
-            socket.generation()?;
-            socket.connections(|_| false).map(drop)
-        };
-        Self {
-            netfilter: netfilter().map_err(|error| error.to_string()),
-            iptables: try_redirection(RuleFormat::Iptables),
-            native: try_redirection(RuleFormat::Nftables),
-        }
-    }
-
-    /// Exclusions are native; the redirection needs the format that the configuration sets, or one of both.
-    fn verdict(self, format: Option<RuleFormat>) -> CheckVerdict {
-        let refused = |what: &str, why: &str| CheckVerdict::fail(format!("{what}: {why}"), MODULES);
-        match (&self.netfilter, &self.iptables, &self.native, format) {
-            (Err(why), ..) => refused("nf_tables and connection tracking", why),
-            (_, Err(why), Ok(()), Some(RuleFormat::Iptables)) => CheckVerdict::fail(
-                format!("rules in format iptables: {why}"),
-                format!("set \"dialect\": \"nftables\" or \"auto\"; or {MODULES}"),
-            ),
-            (_, _, Err(why), _) => refused("rules in format nftables, as all exclusions", why),
-            (_, Err(why), ..) => CheckVerdict::pass(format!("rules in format nftables; not in format iptables: {why}")),
-            _ => CheckVerdict::pass("rules in both formats, for IPv4 and IPv6"),
-        }
+/// Exclusions are native; the redirection needs the format that the configuration sets, or one of both.
+fn redirection(tried: &Tried, format: Option<RuleFormat>) -> CheckVerdict {
+    let refused = |what: &str, why: &str| CheckVerdict::fail(format!("{what}: {why}"), MODULES);
+    match (tried, format) {
+        ([Err(why), ..], _) => refused("nf_tables and connection tracking", why),
+        ([_, Err(why), Ok(())], Some(RuleFormat::Iptables)) => CheckVerdict::fail(
+            format!("rules in format iptables: {why}"),
+            format!("set \"dialect\": \"nftables\" or \"auto\"; or {MODULES}"),
+        ),
+        ([.., Err(why)], _) => refused("rules in format nftables, as all exclusions", why),
+        ([_, Err(why), _], _) => CheckVerdict::pass(format!("rules in format nftables; not in format iptables: {why}")),
+        _ => CheckVerdict::pass("rules in both formats, for IPv4 and IPv6"),
     }
 }
 

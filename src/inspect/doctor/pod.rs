@@ -147,7 +147,7 @@ impl Attachment {
     /// Finds out whether the plugin runs for the pod. `ours` are the plugin's configurations that the pod selects, and
     /// `all` are those on the node.
     pub(super) fn of(target: &CheckTarget, ours: &[NetConf], all: &[Configured]) -> Self {
-        if let Some(primary) = all.iter().find(|configured| configured.conf.primary.is_some()) {
+        if let Some(primary) = all.iter().find(|configured| configured.applied.conf.primary.is_some()) {
             return Self(Ok(format!("as the primary plugin, for every pod ({})", primary.path.name())));
         }
         if let Some(chained) = all.iter().find(|configured| target.is_in_multus_chain(&configured.path)) {
@@ -161,7 +161,7 @@ impl Attachment {
         if !ours.is_empty() {
             return Self(Ok(joined(ours.iter().map(|conf| &conf.name))));
         }
-        let network = all.first().map_or(USUAL, |configured| configured.conf.name.as_str());
+        let network = all.first().map_or(USUAL, |configured| configured.applied.conf.name.as_str());
         let mut next = format!(
             "add the annotation k8s.v1.cni.cncf.io/networks: default/{network} to the pod template, or to the sidecar \
              injector's template for all pods (manifests/samples)"

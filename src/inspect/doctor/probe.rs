@@ -6,12 +6,13 @@
 
 use super::checks::{self, Check};
 use super::report::{CheckVerdict, Results};
-use super::rules::{LOCK_TIMEOUT, ProbeUser, Users};
+use super::rules::{ProbeUser, Users};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error};
 use crate::firewall::nfnetlink::{Connection, NfSocket};
 use crate::firewall::rule::protocol_number;
 use crate::firewall::{Arrival, Destination, Packet, RuleFormat, RulesetView, Sender};
 use crate::inspect::explain::covers_everything;
+use crate::inspect::rules::LOCK_TIMEOUT;
 use crate::netns::find::FoundNetns;
 use crate::netns::own_addresses;
 use crate::pod::Facts;

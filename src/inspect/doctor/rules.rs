@@ -7,7 +7,7 @@ use super::report::{CheckTarget, CheckVerdict, Results};
 use crate::cni::{Code, Error, NetConf};
 use crate::firewall::DNS_PROXY_PORT;
 use crate::inspect::nodes::node_hint;
-use crate::inspect::rules::{LiveRules, Mark, RuleLine, RulesReport};
+use crate::inspect::rules::{LOCK_TIMEOUT, LiveRules, Mark, RuleLine, RulesReport};
 use crate::inspect::terminal::{first_of, joined};
 use crate::netns::find::{FoundNetns, of_name, of_pod};
 use crate::netns::{listening_ports, public_route_interfaces};
@@ -17,10 +17,7 @@ use crate::state::Store;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
 
-/// The timeout for the lock of the network namespace, which a call of the plugin may hold.
-pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of rules that a finding names; the rest is counted.
 const NAMED: usize = 3;
 const REPAIR: &str = "delete the pod, or let the agent repair it (repair.enabled); compare the rules with detour rules";

@@ -1,8 +1,10 @@
 //! Evaluates the sub-plugin chains that apply to a pod: the one of the configuration or, for a primary plugin, those of
 //! the pod's attachments. Also what excluded traffic lacks in the ambient mesh, and what ztunnel captures there.
 
-use crate::cni::{Block, Code, Error, GLOBAL_NAMESPACE, NetConf, SYSTEM_NAMESPACE};
+use crate::cluster::ObjectRef;
+use crate::cni::{Block, Error, GLOBAL_NAMESPACE, NetConf, SYSTEM_NAMESPACE};
 use crate::inspect::subject::{ConfigurationSource, Subject};
+use crate::inspect::terminal::joined;
 use crate::networks::{InstalledNetwork, networks};
 use crate::plugin::evaluation::{self, FactsOf};
 use crate::pod::well_known::{
@@ -41,9 +43,8 @@ pub(super) fn evaluate(subject: &Subject) -> Result<Vec<Evaluation<'_>>, Error> 
         return Err(failure.clone());
     }
     let Some(preview) = &subject.networks else {
-        let unselected = |why| Evaluation::skipped(None, &subject.conf, why);
-        return Ok(vec![match unselected_network(subject)? {
-            Some(Unselected { why, .. }) => unselected(why),
+        return Ok(vec![match unselected_network(subject) {
+            Some((why, _)) => Evaluation::skipped(None, &subject.conf, why),
             None => Evaluation::of(subject, None, &subject.conf)?,
         }]);
     };
@@ -54,69 +55,46 @@ pub(super) fn evaluate(subject: &Subject) -> Result<Vec<Evaluation<'_>>, Error> 
         .collect()
 }
 
-/// Why Multus does not run the configuration for the pod.
-pub(super) struct Unselected {
-    pub(super) why: String,
-    /// What to do.
-    pub(super) next: String,
-}
-
-/// Returns why Multus does not run the configuration for the pod, `None` if it does.
-///
-/// # Errors
-/// An annotation that selects networks is malformed, or Multus finds no definition.
-pub(super) fn unselected_network(subject: &Subject) -> Result<Option<Unselected>, Error> {
+/// Returns why Multus does not run the configuration for the pod, and what to do; `None` if it does.
+pub(super) fn unselected_network(subject: &Subject) -> Option<(String, String)> {
     let (name, pod) = (&subject.conf.name, &subject.facts.pod);
     let shared = format!("{GLOBAL_NAMESPACE}/{name}");
-    Ok(Some(match &subject.attachment {
-        None | Some(InstalledNetwork::Runs) => return Ok(None),
+    let is_shared = |object: &ObjectRef| [GLOBAL_NAMESPACE, SYSTEM_NAMESPACE].contains(&&*object.namespace);
+    Some(match subject.attachment.as_ref()? {
+        InstalledNetwork::Runs => return None,
         // Multus has added the networks of a pod with an address: the definition existed then.
-        Some(InstalledNetwork::Unknown(_) | InstalledNetwork::Missing(_)) if !pod.addresses.is_empty() => {
-            return Ok(None);
-        }
+        InstalledNetwork::Unknown(_) | InstalledNetwork::Missing(_) if !pod.addresses.is_empty() => return None,
         // The chart creates it, and Istio's injector selects it.
-        Some(InstalledNetwork::Unknown(object))
-            if [GLOBAL_NAMESPACE, SYSTEM_NAMESPACE].contains(&&*object.namespace) =>
-        {
-            return Ok(None);
-        }
-        Some(InstalledNetwork::Unknown(object)) => Unselected {
-            why: format!("the pod selects {object}, and no such NetworkAttachmentDefinition is known"),
-            next: format!("select {shared} in annotation {NETWORKS}; if {object} exists, add it: --definitions FILE"),
-        },
-        Some(InstalledNetwork::Missing(object)) => {
-            let msg = format!(
-                "pod {}: annotation {NETWORKS:?} selects NetworkAttachmentDefinition {object}, which does not exist, so \
-                 Multus can't add the pod's networks; select {shared}, or create {object}",
-                subject.name()
-            );
-            return Err(Error::new(Code::InvalidConfig, msg));
-        }
-        Some(InstalledNetwork::HasOwn(object, types)) => {
+        InstalledNetwork::Unknown(object) if is_shared(object) => return None,
+        InstalledNetwork::Unknown(object) | InstalledNetwork::Missing(object) => (
+            format!("the pod selects {object}, and no such NetworkAttachmentDefinition is known"),
+            format!("select {shared} in annotation {NETWORKS}; if {object} exists, add it: --definitions FILE"),
+        ),
+        InstalledNetwork::HasOwn(object, types) => {
             let types = if types.is_empty() { "none".to_owned() } else { types.join(", ") };
-            Unselected {
-                why: format!("NetworkAttachmentDefinition {object} has its own configuration (plugins: {types})"),
-                next: format!("remove spec.config of {object}; to explain its configuration, omit --config"),
-            }
+            (
+                format!("NetworkAttachmentDefinition {object} has its own configuration (plugins: {types})"),
+                format!("remove spec.config of {object}; to explain its configuration, omit --config"),
+            )
         }
-        Some(InstalledNetwork::NotSelected) => {
-            let selected = networks(pod)?.elements;
-            let names: Vec<&str> = selected.iter().map(|one| one.name.as_str()).collect();
+        InstalledNetwork::NotSelected => {
+            let selected = networks(pod).map(|selections| selections.elements).unwrap_or_default();
+            let names = joined(selected.iter().map(|one| &one.name));
             let found = match (pod.annotations.contains_key(NETWORKS), names.is_empty()) {
                 (false, _) => "is not set".to_owned(),
                 (true, true) => "selects no network".to_owned(),
-                (true, false) => format!("selects {}", names.join(", ")),
+                (true, false) => format!("selects {names}"),
             };
-            Unselected {
-                why: format!("the pod does not select network {name}: annotation {NETWORKS} {found}"),
-                next: format!(
+            (
+                format!("the pod does not select network {name}: annotation {NETWORKS} {found}"),
+                format!(
                     "add {shared} to annotation {NETWORKS}; if the plugin runs for every pod, use the container runtime's \
                      configuration list (--config FILE.conflist) or the file in Multus's auxiliary chain (--config \
                      {name}/FILE.conf)"
                 ),
-            }
+            )
         }
-    }))
+    })
 }
 
 /// Returns whether the sub-plugin chain contains `istio-redirect`.

@@ -9,9 +9,8 @@ use super::settings::{ExplainedGuard, Setting, settings, uncaptured};
 use super::warnings::{ADD_FAILS, Warning, warnings};
 use crate::cni::Error;
 use crate::inspect::elements::scope_text;
-use crate::inspect::rule_format::{PlannedFormat, planned_format};
 use crate::inspect::selected::SelectedNetwork;
-use crate::inspect::subject::{ConfigurationOrigin, Subject};
+use crate::inspect::subject::{ConfigurationOrigin, PlannedFormat, Subject, planned_format};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, cut_list, joined};
 use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
 use crate::pod::Pod;
@@ -200,7 +199,7 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
     let is_captured = policy.redirect().is_some() || (!policy.is_empty() && pod_skip_reason(pod).is_none());
     let containers = if is_captured { application_containers(pod) } else { Vec::new() };
     let init_containers = init_containers(&containers, &policy, &requested);
-    let warnings = warnings(subject, &evaluations, &policy, &init_containers)?;
+    let warnings = warnings(subject, &evaluations, &policy, &init_containers);
     let failing = warnings.iter().find(|warning| warning.code == ADD_FAILS);
     let explanation = Explanation {
         pod: subject.name(),

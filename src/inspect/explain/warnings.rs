@@ -1,8 +1,8 @@
 //! Warnings about a configuration or a pod that is valid, but hardly ever has the intended effect.
 
-use super::evaluation::{Evaluation, Unselected, unselected_network};
+use super::evaluation::{Evaluation, unselected_network};
 use super::exclusions::{ContainerTraffic, ExcludedPart, InitContainer, application_containers, covers_everything};
-use crate::cni::{Error, NetConf, RuleFormat};
+use crate::cni::{NetConf, RuleFormat};
 use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::inspect::terminal::joined;
 use crate::pod::well_known::{
@@ -72,15 +72,12 @@ fn executables_beside_native_rules(conf: &NetConf) -> Option<Warning> {
 }
 
 /// Returns all warnings about the pod.
-///
-/// # Errors
-/// An annotation that selects networks is malformed.
 pub(super) fn warnings(
     subject: &Subject,
     evaluations: &[Evaluation<'_>],
     policy: &Policy,
     init_containers: &[InitContainer],
-) -> Result<Vec<Warning>, Error> {
+) -> Vec<Warning> {
     let containers = application_containers(&subject.facts.pod);
     let mut all: Vec<Warning> = evaluations.iter().find(|one| one.lacks_facts).map(add_fails).into_iter().collect();
     all.extend(evaluations.iter().filter_map(outside_bounds));
@@ -88,7 +85,7 @@ pub(super) fn warnings(
     all.extend(not_in_chain(evaluations));
     all.extend(excluded_with_application(&containers, policy));
     all.extend(init_containers.iter().filter_map(excluded_after_proxy));
-    all.extend(unselected_network(subject)?.map(|Unselected { why, next }| {
+    all.extend(unselected_network(subject).map(|(why, next)| {
         Warning::new("network-not-selected", format!("Multus does not run this configuration for the pod: {why}"), next)
     }));
     if policy.ambient {
@@ -108,7 +105,7 @@ pub(super) fn warnings(
     }
     all.extend(addresses_of_services(subject, policy));
     all.extend(sub_plugins::ignored(&subject.facts).into_iter().map(|one| Warning::new(one.code, one.what, one.next)));
-    Ok(all)
+    all
 }
 
 fn add_fails(evaluation: &Evaluation<'_>) -> Warning {

@@ -101,14 +101,12 @@ pub struct PodOfNode {
 }
 
 impl NodesAudit {
-    /// Adds the output of `detour audit -o json` of an agent on a node, limited to the pods of `namespace` if that is
-    /// set.
-    pub fn add(&mut self, node: &str, namespace: Option<&str>, output: Result<&AgentOutput, String>) {
+    /// Adds the output of `detour audit -o json` of an agent on a node.
+    pub fn add(&mut self, node: &str, output: Result<&AgentOutput, String>) {
         match output.and_then(AgentOutput::report) {
             Ok(AuditReport { pods, checked, .. }) => {
                 self.checked = self.checked.saturating_add(checked);
-                let is_wanted = |pod: &AuditedPod| namespace.is_none_or(|namespace| pod.namespace == namespace);
-                let listed = pods.into_iter().filter(|pod| is_wanted(pod) && pod.is_listed());
+                let listed = pods.into_iter().filter(AuditedPod::is_listed);
                 self.pods.extend(listed.map(|pod| PodOfNode { node: node.to_owned(), pod }));
             }
             Err(error) => self.errors.push(NodeError { node: node.to_owned(), error }),
@@ -201,28 +199,27 @@ mod tests {
         {"namespace": "bank", "pod": "api-0", "redirected": true, "reason": "r", "drift": ["missing: x"], "left_out": 3, "bypasses": [{"traffic": "a", "source": "b", "packets": 9, "bytes": 900}]},
         {"namespace": "bank", "pod": "api-1", "redirected": false, "reason": "", "bypasses": [], "error": "can't be read"}]}"#;
 
-    fn audit(namespace: Option<&str>) -> NodesAudit {
+    fn audit() -> NodesAudit {
         let mut audit = NodesAudit::default();
         let output = |stdout: &str, stderr: &str| AgentOutput {
             stdout: stdout.as_bytes().to_vec(),
             stderr: stderr.to_owned(),
             code: 0,
         };
-        audit.add("n1", namespace, Ok(&output(FIRST, "")));
-        audit.add("n2", namespace, Ok(&output(SECOND, "")));
-        audit.add("n3", namespace, Ok(&output("", "error: unrecognized subcommand")));
-        audit.add("n4", namespace, Err("no answer".to_owned()));
+        audit.add("n1", Ok(&output(FIRST, "")));
+        audit.add("n2", Ok(&output(SECOND, "")));
+        audit.add("n3", Ok(&output("", "error: unrecognized subcommand")));
+        audit.add("n4", Err("no answer".to_owned()));
         audit.sorted()
     }
 
     #[test]
     fn pods_that_bypass_the_mesh_are_sorted_by_bytes() {
-        let all = audit(None);
+        let all = audit();
         let names: Vec<_> = all.pods.iter().map(|pod| (pod.node.as_str(), pod.pod.pod.as_str())).collect();
         assert_eq!(names, [("n2", "api-1"), ("n2", "early\u{1b}[2J"), ("n2", "api-0"), ("n1", "web-0")]);
         assert_eq!(all.errors.iter().map(|error| error.node.as_str()).collect::<Vec<_>>(), ["n3", "n4"]);
         assert!(all.errors[0].error.contains("unrecognized subcommand"));
-        assert_eq!(audit(Some("bank")).pods.len(), 2);
         let text = render(&all, Format::Table, Screen::plain()).expect("text");
         let lines: Vec<&str> = text.as_str().lines().collect();
         assert!(lines[2].contains("shop/early\\u{1b}[2J") && lines[2].ends_with("no rules"), "{text}");
