@@ -252,8 +252,8 @@ impl NodeConf {
             match (key.as_str(), written) {
                 (NODE_BOUNDS | EXCLUDED, _) => {}
                 ("kubernetes", Value::Object(keys)) => {
-                    let ours = keys.iter().filter(|(key, _)| *key != EXCLUDED && Kubernetes::knows(key));
-                    let different = ours.filter(|(key, written)| is_different(&node["kubernetes"][key], written));
+                    let others = keys.iter().filter(|(key, _)| *key != EXCLUDED);
+                    let different = others.filter(|(key, written)| is_different(&node["kubernetes"][key], written));
                     ignored.extend(different.map(|(key, _)| format!("kubernetes.{key}")));
                 }
                 (_, written) if is_different(&node[&key], &written) => ignored.push(key),

@@ -123,8 +123,8 @@ impl Store {
     /// The file can't be written.
     pub fn update<T: Serialize>(&self, attachment: &Attachment, record: &T) -> Result<bool, Error> {
         let path = self.file(attachment);
-        let text = text(&path, record)?;
-        match exchange_file(&path, &temporary_name(&path), |file| file.write_all(&text)) {
+        let exchange = |text: Vec<u8>| exchange_file(&path, &temporary_name(&path), |file| file.write_all(&text));
+        match format::print(record).and_then(exchange) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 self.remove_directory_if_empty(&attachment.container_id);
                 Ok(false)
@@ -177,8 +177,9 @@ impl Store {
     /// As [`Self::write_shared`].
     pub fn create_shared<T: Serialize>(&self, container_id: &str, name: &str, record: &T) -> Result<bool, Error> {
         let path = self.directory(container_id).join(name);
-        let text = text(&path, record)?;
-        match open(&path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL).and_then(|mut file| file.write_all(&text)) {
+        let created = format::print(record)
+            .and_then(|text| open(&path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?.write_all(&text));
+        match created {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
             // Another process removed the directory with the last record.
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -197,11 +198,9 @@ impl Store {
         let path = self.root.join(".probe");
         let written =
             replace_file(&path, ".probe.tmp", self.durability, |_| Ok(())).and_then(|()| fs::remove_file(&path));
-        match written {
-            // A concurrent probe has removed the file.
-            Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => Ok(()),
-            other => other.map_err(|error| io_error("write", &path, &error)),
-        }
+        // A concurrent probe may have removed the file.
+        let written = written.or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) });
+        written.map_err(|error| io_error("write", &path, &error))
     }
 
     fn directory(&self, container_id: &str) -> PathBuf {
@@ -214,9 +213,9 @@ impl Store {
     }
 
     fn replace<T: Serialize>(&self, path: &Path, record: &T) -> Result<(), Error> {
-        let text = text(path, record)?;
-        let written = replace_file(path, &temporary_name(path), self.durability, |file| file.write_all(&text));
-        written.map_err(|error| io_error("write", path, &error))
+        let replace =
+            |text: Vec<u8>| replace_file(path, &temporary_name(path), self.durability, |file| file.write_all(&text));
+        format::print(record).and_then(replace).map_err(|error| io_error("write", path, &error))
     }
 
     fn read_with<T>(
@@ -283,10 +282,6 @@ fn is_missing(error: &io::Error) -> bool {
 /// Returns whether a retry can't succeed: the path leads to a file that can't be a record.
 fn is_permanent(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::IsADirectory | ErrorKind::InvalidInput | ErrorKind::FileTooLarge)
-}
-
-fn text(path: &Path, record: &impl Serialize) -> Result<Vec<u8>, Error> {
-    format::print(record).map_err(|error| io_error("write", path, &error.into()))
 }
 
 fn io_error(action: &str, path: &Path, cause: &io::Error) -> Error {

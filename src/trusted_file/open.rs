@@ -106,7 +106,7 @@ pub fn read_nofollow(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 pub fn read_trusted(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
     let (file, metadata) = open_regular(&check(path)?, OFlags::RDONLY | OFlags::NOFOLLOW)?;
     // A trusted user may have changed the path meanwhile, so check the file that is read.
-    verify(path, &metadata)?;
+    verify(path, &metadata, true)?;
     Ok(contents((file, metadata), limit)?)
 }
 

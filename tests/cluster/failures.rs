@@ -142,7 +142,7 @@ fn each_unusable_response_is_an_error_with_its_reason() {
         (200, "", b"null", 11, BODY),
         (200, "", &[0xff, 0xfe, 0, 1], 11, BODY),
         (200, "", &nested, 11, BODY),
-        (200, "", list.as_bytes(), 11, "no usable answer in"),
+        (200, "", list.as_bytes(), 11, "no usable answer"),
         (200, "content-encoding: gzip\r\n", b"\x1f\x8b\x08\0\0\0\0\0", 11, BODY),
         (200, "", &[b' '; 17 << 20], 7, LIMIT),
         (500, "", &[b' '; 17 << 20], 7, LIMIT),

@@ -86,13 +86,6 @@ impl Kubernetes {
         Ok(read)
     }
 
-    /// Returns whether this block has a key of this name.
-    pub(in crate::cni) fn knows(key: &str) -> bool {
-        let absent = Value::Object(Map::new());
-        BlockReader::new("", &absent)
-            .is_ok_and(|own| Self::read_keys(&own, &own).is_ok() && own.known().iter().any(|known| *known == key))
-    }
-
     fn read_keys(own: &BlockReader<'_>, top: &BlockReader<'_>) -> Result<Self, Error> {
         let run_dir = absolute(top, "cni_agent_run_dir")?;
         let mut exclude_namespaces = items(own.list("exclude_namespaces")?);

@@ -40,37 +40,26 @@ const ISTIO: &[&str] = &[
     "plugin_log_level",
     "pod_namespace",
 ];
-/// The keys of Multus (`docs/configuration.md`, `docs/thick-plugin.md`).
+/// The keys of Multus (`docs/configuration.md`), without those of its daemon's own file.
 const MULTUS: &[&str] = &[
     "auxiliaryCNIChainName",
     "binDir",
-    "chrootDir",
-    "cniConf",
     "clusterNetwork",
-    "cniConfigDir",
     "cniDir",
     "confDir",
     "daemonSocketDir",
     "defaultNetworks",
     "delegates",
-    "forceCNIVersion",
     "globalNamespaces",
     "kubeconfig",
     "logFile",
     "logLevel",
     "logOptions",
     "logToStderr",
-    "metricsPort",
-    "multusAutoconfigDir",
-    "multusConfigFile",
-    "multusMasterCNI",
     "multusNamespace",
     "namespaceIsolation",
-    "overrideNetworkName",
-    "perNodeCertificate",
     "readinessindicatorfile",
     "retryDeleteOnError",
-    "socketDir",
     "systemNamespaces",
 ];
 /// The keys of the CNI specification, of libcni, and of all plugins of the CNI project.
@@ -194,8 +183,7 @@ mod tests {
             "something: unknown key, ignored",
         ];
         assert_eq!(top(&keys), wanted);
-        let others =
-            json!({"cniConf": "/host/etc/cni/multus", "hostNSEnterExec": false, "readinessindicatorfile": "/f"});
+        let others = json!({"binDir": "/b", "hostNSEnterExec": false, "readinessindicatorfile": "/f"});
         assert_eq!(top(&others), [""; 0], "keys of Multus and istio-cni");
         let known = ["kubeconfig", "agent_socket"];
         let wanted = ["kubernetes.kubeconfg: unknown key, ignored; did you mean \"kubeconfig\"?"];

@@ -153,7 +153,7 @@ fn an_attachment_sets_only_the_keys_of_the_allow_list() {
     let wanted = "exclude_namespaces, log_file, delegate_timeout_seconds, auto_dialect, binDir, allow, chain_types, \
         cni_agent_run_dir, pod_namespace, attachments_may_exclude_namespaces, kubernetes.kubeconfig, \
         kubernetes.agent_socket, kubernetes.manifests_dir, kubernetes.cni_bin_dir, kubernetes.timeout_seconds, \
-        kubernetes.agent_namespace, kubernetes.agent_pod_prefixes, kubernetes.cluster_dns";
+        kubernetes.agent_namespace, kubernetes.agent_pod_prefixes, kubernetes.cluster_dns, kubernetes.node_name";
     assert_eq!(warning, ignored(wanted));
     // A key that the node does not set has its default.
     let (own, _) = governed(&node(&json!({})), &attempt);
