@@ -400,7 +400,7 @@ impl NodeFiles {
         }
         let path = record_path();
         let write = || {
-            let text = format::print(record).map_err(io::Error::from)?;
+            let text = format::print(record)?;
             atomic::write(&self.root.reach_entry(&path)?, 0o600, FileOwner::Own, |file| file.write_all(&text))
         };
         write().map_err(|error| InstallError::file("write", &path, &error))
