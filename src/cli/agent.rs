@@ -2,7 +2,7 @@
 //! sidecar.
 
 use super::cluster::own_kubeconfig;
-use super::install::{GivenKeys, InstallOptions, PROGRAM_FILE, agent_namespace, program_digest};
+use super::install::{GivenKeys, InstallOptions, agent_namespace, program_digest};
 use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -40,7 +40,7 @@ would reject a new file, the last valid one stays in use; /readyz, the log and t
 detour_configuration_rejected report it. A node has one installation: the agent of another DaemonSet
 (--daemon-set) changes nothing there.
 
-With a node name, the agent watches the node's pods and answers the plugin's requests at --socket.
+With a node name, the agent watches the node's pods and answers the plugin's requests.
 It repairs pods that have a sidecar but bypass it (--repair), and repeats the ADD of a running pod
 when its annotations or the configuration change (--live-policy). With --nri-socket, containers that
 container-exclude names bypass the sidecar from their first instruction until they exit. Each change
@@ -55,6 +55,9 @@ of --config or --kubeconfig does not end the agent: /readyz and the log report i
 
 /// Limit for the kubeconfig that the agent wrote, which has a few KiB.
 const MAX_KUBECONFIG: u64 = 1 << 20;
+
+/// The socket on the node at which the plugin reaches the agent.
+const SOCKET: &str = "/run/detour/agent.sock";
 
 /// Keep the plugin installed on a node, serve pod facts to it, and repair pods that bypass the sidecar
 #[derive(Debug, Args)]
@@ -77,9 +80,6 @@ pub(super) struct AgentArguments {
     /// Name of the Node object; without it, the agent watches no pods [default: $NODE_NAME]
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
-    /// Socket on the node at which the plugin reaches the agent; if empty, the agent does not serve the plugin
-    #[arg(long, value_name = "PATH", default_value = "/run/detour/agent.sock", value_parser = parse_socket)]
-    socket: OptionalPath,
     /// Key of the NoSchedule taint that the agent sets on the node while the plugin is not ready [default: no taint]
     #[arg(long, value_name = "KEY", value_parser = parse_taint)]
     taint: Option<String>,
@@ -92,14 +92,6 @@ pub(super) struct AgentArguments {
     /// How to repair a pod that started before the plugin was ready, or that lost its rules
     #[arg(long, value_name = "MODE", default_value = "repair")]
     repair: RepairMode,
-}
-
-/// A path on the node, `None` for an empty argument. clap omits an argument of type `Option` instead.
-type OptionalPath = Option<HostPath>;
-
-/// Parses a path on the node; `None` for an empty argument.
-fn parse_socket(text: &str) -> Result<Option<HostPath>, String> {
-    if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
 }
 
 /// Parses a taint key as the API server does (apimachinery, `IsQualifiedName`), except for the limits of the prefix.
@@ -149,7 +141,6 @@ impl AgentArguments {
             installation: Installation {
                 node,
                 desired: Box::new(move || desired.current()),
-                program: PROGRAM_FILE.into(),
                 sources: self.install.source_directories(),
                 owner: as_usage(self.owner())?,
             },
@@ -218,7 +209,7 @@ impl AgentArguments {
         let account = self.account(shared, "pods are not watched").inspect_err(|why| tracing::warn!("{why}"));
         Some(Services {
             node_name,
-            socket: self.socket.clone(),
+            socket: HostPath::new(SOCKET),
             account: account.ok()?,
             // Only a primary plugin asks for definitions.
             definitions: self.install.may_be_primary(),

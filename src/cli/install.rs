@@ -9,7 +9,7 @@ pub(super) use options::{InstallOptions, agent_namespace, parse_file_name};
 use super::cluster::NodeArguments;
 use anyhow::{Context, Result};
 use clap::Args;
-use detour_cni::agent::install::{Digest, FileAction, InstallPlan, reconcile, undo};
+use detour_cni::agent::install::{Digest, FileAction, InstallPlan};
 use detour_cni::printable::{Text, line};
 use detour_cni::trusted_file::follow;
 use std::io;
@@ -103,20 +103,17 @@ impl InstallArguments {
             Ok(desired) => desired,
             Err(why) => return Ok(super::print_error(format_args!("{why:#}"), ExitCode::from(2))),
         };
-        if let Some((_, Err(why))) = &desired.kubeconfig {
+        if let Some((_, why)) = desired.unknown() {
             return Ok(super::print_error(why, ExitCode::from(2)));
         }
-        let lock = if self.dry_run { None } else { Some(node.lock()?) };
-        let plan = reconcile(&desired, &node.look(Some(&desired))?)?;
+        let plan = if self.dry_run { node.preview(&desired)? } else { node.install(&desired)? };
         if plan.writes_own_list() {
             print_note(
                 "note",
                 "the command copies the cluster network's configuration list once; `detour agent` follows its changes",
             );
         }
-        let Some(lock) = lock else { return Ok(print_plan(&plan, true)) };
-        node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
-        Ok(print_plan(&plan, false))
+        Ok(print_plan(&plan, self.dry_run))
     }
 }
 
@@ -127,12 +124,10 @@ impl UninstallArguments {
 
     fn uninstall(&self) -> Result<ExitCode> {
         let node = self.place.node()?;
-        let lock = if self.dry_run { None } else { Some(node.lock()?) };
-        let plan = undo(&node.look(None)?);
-        let Some(lock) = lock else { return Ok(print_plan(&plan, true)) };
-        node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
-        node.forget_leadership(None);
-        node.forget_lock(lock);
+        if self.dry_run {
+            return Ok(print_plan(&node.preview_uninstall()?, true));
+        }
+        let plan = node.uninstall()?;
         let code = print_plan(&plan, false);
         if node.has_agent() {
             print_note(

@@ -1,7 +1,7 @@
 //! Targets for text: annotations, definitions, configurations, configuration lists, results, manifests.
 
 use super::{check_error, check_printed, check_warnings, laws, sections, text_sections};
-use crate::agent::install::conflist::{list_of, of_type, rewrite, types, without};
+use crate::agent::install::conflist::ConfList;
 use crate::cluster::{Definition, ObjectRef};
 use crate::cni::result::{AddResult, passed_through};
 use crate::cni::{CniCommand, Document, Error, NetConf, NodeConf, PROGRAM, Request, configuration, version};
@@ -248,19 +248,21 @@ pub(super) fn result(input: &[u8]) {
 /// A configuration list, and the entry: editing never changes other plugins or keys, nor their order.
 pub(super) fn conflist(input: &[u8]) {
     let Ok([text, entry]) = text_sections(input) else { return };
-    if let Ok(list) = list_of(text) {
-        assert!(types(&list).is_ok_and(|types| types.len() == 1) || rewrite(&list, &json!({"type": "x"})).is_err());
+    if let Ok(list) = ConfList::of_file("10-x.conf", text) {
+        assert_eq!(list.types().count(), 1);
+        assert_eq!(ConfList::parse(&list.text()), Ok(list));
     }
     let mut entry = match serde_json::from_str(entry) {
         Ok(Value::Object(keys)) => Value::Object(keys),
         _ => json!({"chain": [{"type": "uid-exclude", "uids": ["1337"]}]}),
     };
     entry["type"] = PROGRAM.into();
-    let Ok(with) = rewrite(text, &entry) else { return };
+    let Ok(list) = ConfList::parse(text) else { return };
+    let with = list.with(&entry);
     let value = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_else(|error| panic!("{text:?}: {error}"));
-    let (before, after) = (value(text), value(&with));
-    assert_eq!(of_type(&with, PROGRAM).expect("a list"), [entry.clone()]);
-    assert_eq!(rewrite(&with, &entry).as_ref(), Ok(&with), "a second edit changes the list");
+    let (before, after) = (value(text), value(&with.text()));
+    assert_eq!(with.entries(PROGRAM).collect::<Vec<_>>(), [&entry]);
+    assert_eq!(with.with(&entry), with, "a second edit changes the list");
     let others = |list: &Value| {
         let all = list["plugins"].as_array().cloned().unwrap_or_default();
         all.into_iter().filter(|plugin| plugin["type"] != PROGRAM).collect::<Vec<_>>()
@@ -270,11 +272,7 @@ pub(super) fn conflist(input: &[u8]) {
     rest_before["plugins"].take();
     rest_after["plugins"].take();
     assert_eq!(rest_before, rest_after);
-    let removed = without(&with, PROGRAM);
-    if others(&before).is_empty() {
-        return;
-    }
-    let removed = removed.expect("a list").expect("it has the entry");
+    let removed = with.without(PROGRAM).text();
     assert_eq!(value(&removed)["plugins"], Value::Array(others(&before)));
     if others(&before).len() == before["plugins"].as_array().map_or(0, Vec::len) {
         assert_eq!(

@@ -160,7 +160,6 @@ fn a_wrong_value_is_refused() {
         ("updateStrategy.rollingUpdate.maxUnavailable", json!("half")),
         ("updateStrategy.rollingUpdate.maxUnavailable", json!(-1)),
         ("terminationGracePeriodSeconds", json!(0)),
-        ("priorityClassName", json!("")),
         ("resourceQuotas.pods", json!(0)),
     ];
     let case = |(path, value): (&str, Value)| (format!("at '/{}", path.replace('.', "/")), nested(path, value));
@@ -294,8 +293,8 @@ fn a_value_of_another_type_is_refused_for_each_value() {
 
 /// The values without which the chart can't be rendered, besides objects. `helm upgrade --reuse-values` leaves out those
 /// that the previous chart did not have.
-const REQUIRED: [&str; 7] =
-    ["cni.credentials", "image", "definitions", "onExit", "repair.enabled", "repair.repairPods", "priorityClassName"];
+const REQUIRED: [&str; 6] =
+    ["cni.credentials", "image", "definitions", "onExit", "repair.enabled", "repair.repairPods"];
 
 #[test]
 fn a_missing_value_is_refused_or_means_the_empty_value() {

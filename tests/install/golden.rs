@@ -1,10 +1,10 @@
 //! Golden files: configurations of real clusters before and after an installation, and unusable ones.
 
 use crate::support::golden::cases;
-use detour_cni::agent::install::conflist;
+use detour_cni::agent::install::conflist::ConfList;
 use detour_cni::agent::install::{
-    ConfFile, ConfigurationTarget, DesiredState, Digest, FileAction, FoundFile, FoundState, HostPath, InstallPlan,
-    InstallRecord, undo,
+    Change, ConfFile, DesiredState, Digest, FoundFile, FoundState, HostPath, InstallPlan, InstallRecord, ListEntry,
+    undo,
 };
 use detour_cni::state::format;
 use serde_json::{Value, json};
@@ -27,19 +27,8 @@ fn desired(file: Option<&str>) -> DesiredState {
         "kubernetes": { "kubeconfig": "/var/lib/cni/detour/kubeconfig", "exclude_namespaces": ["kube-system"] },
         "chain": [{ "type": "istio-redirect" }],
     });
-    let configuration = ConfigurationTarget::Listed { dir: dir(), file: file.map(Into::into), entry, own_list: false };
-    DesiredState {
-        installer: "test".into(),
-        owner: None,
-        platform: None,
-        program: Digest::of(b""),
-        programs: Vec::new(),
-        kubeconfig: None,
-        node: None,
-        configurations: vec![configuration],
-        multus_chain: None,
-        expired: None,
-    }
+    let list = ListEntry { dir: dir(), file: file.map(Into::into), value: entry, own_list: false };
+    DesiredState { entry: Some(list), ..DesiredState::default() }
 }
 
 fn reconcile(desired: &DesiredState, found: &FoundState) -> InstallPlan {
@@ -47,38 +36,38 @@ fn reconcile(desired: &DesiredState, found: &FoundState) -> InstallPlan {
 }
 
 fn found(name: &str, text: &str) -> FoundState {
-    let file =
-        ConfFile { name: name.to_owned(), contents: text.as_bytes().to_owned(), mode: 0o640, ..ConfFile::default() };
-    FoundState { configurations: vec![file], ..FoundState::default() }
+    let mut found = FoundState::default();
+    put(&mut found, name, text, 0o640);
+    found
 }
 
-/// Returns the directory and the log after the plan.
+fn put(found: &mut FoundState, name: &str, text: &str, mode: u32) {
+    let file = ConfFile { list: ConfList::of_file(name, text), untrusted: None };
+    found.configurations.insert(name.to_owned(), file);
+    let file = FoundFile { digest: Digest::of(text.as_bytes()), text: Some(text.to_owned()), mode, trusted: true };
+    found.files.insert(dir().join(name), file);
+}
+
+/// Returns the directory and the record after the plan.
 fn after(mut found: FoundState, plan: &InstallPlan) -> FoundState {
     for action in &plan.actions {
-        match action {
-            FileAction::Write { path, text, mode, .. } => {
-                found.configurations.retain(|file| file.name != path.name());
-                let contents = text.as_bytes().to_owned();
-                found.configurations.push(ConfFile { name: path.name(), contents, mode: *mode, ..ConfFile::default() });
-                let digest = Digest::of(text.as_bytes());
-                found
-                    .files
-                    .insert(path.clone(), FoundFile { digest, text: Some(text.clone()), mode: *mode, trusted: true });
+        match &action.change {
+            Change::Text(text, mode) => put(&mut found, &action.path.name(), text, *mode),
+            Change::Remove => {
+                found.configurations.remove(&action.path.name());
+                found.files.remove(&action.path);
             }
-            FileAction::Remove { path, .. } => {
-                found.configurations.retain(|file| file.name != path.name());
-                found.files.remove(path);
-            }
-            other => panic!("{other}"),
+            Change::Program(_) => panic!("{action}"),
         }
     }
     found.record = plan.record.clone();
     found
 }
 
-fn only(found: &FoundState) -> (&str, String, u32) {
-    let [file] = &found.configurations[..] else { panic!("{:?}", found.configurations) };
-    (&file.name, String::from_utf8(file.contents.clone()).expect("text"), file.mode)
+fn only(found: &FoundState) -> (String, String, u32) {
+    let files: Vec<_> = found.files.iter().collect();
+    let [(path, file)] = &files[..] else { panic!("{files:?}") };
+    (path.name(), file.text.clone().expect("text"), file.mode)
 }
 
 #[test]
@@ -90,12 +79,12 @@ fn each_configuration_gets_the_entry_and_loses_only_that() {
         assert_eq!((plan.waits_for.as_ref(), plan.notes.len()), (None, 0), "{name}");
         let installed = after(found, &plan);
         let (list, text, mode) = only(&installed);
-        assert_eq!(Some(&text), wanted.get(list), "{name}");
+        assert_eq!(Some(&text), wanted.get(&list), "{name}");
         assert_eq!(mode, 0o640, "{name}");
         assert_eq!(reconcile(&desired(None), &installed).actions, [], "{name}: a second time");
         let undone = after(installed.clone(), &undo(&installed));
         let value = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
-        let mut expected = value(&conflist::list_of(&before).unwrap_or(before));
+        let mut expected = value(&ConfList::of_file(&name, &before).expect("a list").text());
         expected["plugins"].as_array_mut().expect("a list").retain(|plugin| plugin["type"] != "detour");
         let (undone_name, text, mode) = only(&undone);
         assert_eq!((undone_name, value(&text), mode), (list, expected, 0o640), "{name}");
@@ -116,15 +105,10 @@ fn each_unusable_configuration_stays_and_its_note_has_the_reason() {
 #[test]
 fn a_broken_configuration_is_skipped() {
     let mut found = found("00-broken.conflist", "{");
-    found.configurations.push(ConfFile {
-        name: "10-x.conflist".into(),
-        contents: br#"{"name":"n","plugins":[{"type":"a"}]}"#.to_vec(),
-        mode: 0o600,
-        ..ConfFile::default()
-    });
+    put(&mut found, "10-x.conflist", r#"{"name":"n","plugins":[{"type":"a"}]}"#, 0o600);
     let plan = reconcile(&desired(None), &found);
-    let [FileAction::Write { path, .. }] = &plan.actions[..] else { panic!("{plan:?}") };
-    assert_eq!((path.name().as_str(), plan.notes.len()), ("10-x.conflist", 1));
+    let [action] = &plan.actions[..] else { panic!("{plan:?}") };
+    assert_eq!((action.path.name().as_str(), plan.notes.len()), ("10-x.conflist", 1));
 }
 
 #[test]
@@ -146,12 +130,9 @@ fn the_entry_moves_to_a_list_that_sorts_first() {
     let text = r#"{"name":"n","plugins":[{"type":"a"}]}"#;
     let late = found("20-x.conflist", text);
     let mut installed = after(late.clone(), &reconcile(&desired(None), &late));
-    installed.configurations.extend(found("10-y.conflist", text).configurations);
+    put(&mut installed, "10-y.conflist", text, 0o640);
     let moved = after(installed.clone(), &reconcile(&desired(None), &installed));
-    let shown = |name: &str| {
-        let file = moved.configurations.iter().find(|file| file.name == name).expect("there");
-        String::from_utf8(file.contents.clone()).expect("text")
-    };
+    let shown = |name: &str| moved.files[&dir().join(name)].text.clone().expect("text");
     assert!(shown("10-y.conflist").contains("detour"));
     assert!(!shown("20-x.conflist").contains("detour"));
     assert_eq!(moved.record.files.len(), 1);
@@ -164,8 +145,11 @@ fn records_of_released_versions_are_read_and_a_newer_one_is_refused() {
     let record: InstallRecord = format::parse(&golden).expect("0.2.0");
     assert_eq!((record.owner.as_deref(), record.files.len()), (Some("kube-system/detour-agent"), 3));
     let value = |text: &[u8]| serde_json::from_slice::<Value>(text).expect("JSON");
-    assert_eq!(value(&format::print(&record).expect("printed")), value(&golden));
-    for key in ["installer", "owner", "platform", "files"] {
+    let mut expected = value(&golden);
+    // Earlier versions write it, and none reads it.
+    expected.as_object_mut().expect("an object").remove("installer");
+    assert_eq!(value(&format::print(&record).expect("printed")), expected);
+    for key in ["owner", "platform", "files"] {
         let mut lacking = value(&golden);
         lacking.as_object_mut().expect("an object").remove(key);
         format::parse::<InstallRecord>(lacking.to_string().as_bytes()).expect("a default");

@@ -2,7 +2,7 @@
 values. */ -}}
 {{- define "detour.complete" -}}
 {{- $objects := list "admissionPolicy" "cni" "config" "containerExclusion" "global" "global.defaultResources" "global.networkPolicy" "grafanaDashboard" "guard" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
-{{- $others := list "image" "cni.credentials" "definitions" "onExit" "repair.enabled" "repair.repairPods" "priorityClassName" -}}
+{{- $others := list "image" "cni.credentials" "definitions" "onExit" "repair.enabled" "repair.repairPods" -}}
 {{- range $path := concat $objects $others -}}
 {{- $value := $.Values -}}
 {{- range splitList "." $path -}}

@@ -1,7 +1,7 @@
 //! Drift of a node from its installation record: what `detour install` and the agent would repair.
 
-use super::conflist;
-use super::plan::{FoundFile, FoundState, PRIVATE_MODE, PROGRAM_MODE};
+use super::conflist::ConfList;
+use super::plan::{FoundFile, FoundState};
 use super::record::{FileRecord, Role};
 use crate::host_path::HostPath;
 
@@ -16,12 +16,11 @@ pub fn changed(found: &FoundState) -> Vec<String> {
         };
         if record.role == Role::Entry { entry_drift(path, record, file) } else { file_drift(path, record, file) }
     });
-    let leftovers = found.leftovers.iter().map(|path| format!("{path}: temporary file of an interrupted installation"));
-    files.chain(leftovers).chain(found.notes.iter().cloned()).collect()
+    files.chain(found.notes.iter().cloned()).collect()
 }
 
 fn file_drift(path: &HostPath, record: &FileRecord, found: &FoundFile) -> Option<String> {
-    let mode = if record.role == Role::Program { PROGRAM_MODE } else { PRIVATE_MODE };
+    let mode = record.role.mode();
     if record.sha256.last() != Some(&found.digest) {
         Some(format!("{path}: edited after the installation"))
     } else if found.mode != mode {
@@ -36,8 +35,8 @@ fn file_drift(path: &HostPath, record: &FileRecord, found: &FoundFile) -> Option
 fn entry_drift(path: &HostPath, record: &FileRecord, found: &FoundFile) -> Option<String> {
     let kind = record.plugin.as_deref().unwrap_or_default();
     let Some(text) = &found.text else { return Some(format!("{path}: expected text")) };
-    let digests = match conflist::digests(text, kind) {
-        Ok(digests) => digests,
+    let digests = match ConfList::parse(text) {
+        Ok(list) => list.digests(kind),
         Err(error) => return Some(format!("{path}: {error}")),
     };
     match digests.as_slice() {
@@ -51,8 +50,7 @@ fn entry_drift(path: &HostPath, record: &FileRecord, found: &FoundFile) -> Optio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::install::plan::FileAction;
-    use crate::agent::install::plan::{ConfFile, ConfigurationTarget, DesiredState};
+    use crate::agent::install::plan::{Change, ConfFile, DesiredState, ListEntry};
     use crate::agent::install::reconcile::reconcile;
     use crate::agent::install::record::{Digest, InstallRecord};
     use serde_json::{Value, json};
@@ -77,7 +75,6 @@ mod tests {
         let program_record = record(Role::Program, vec![Digest::of(b"older"), own], None);
         let listed = record(Role::Entry, vec![Digest::of_value(&entry)], Some("detour"));
         let record = InstallRecord {
-            installer: "a".into(),
             files: [(path("/bin/detour"), program_record), (path("/net.d/1.conflist"), listed)].into(),
             ..InstallRecord::default()
         };
@@ -101,28 +98,24 @@ mod tests {
     fn the_order_of_keys_in_an_installed_list_is_no_drift() {
         let dir = path("/net.d");
         let desired = DesiredState {
-            installer: "a".into(),
-            owner: None,
-            platform: None,
-            program: Digest::of(b"program"),
-            programs: Vec::new(),
-            kubeconfig: None,
-            node: None,
-            configurations: vec![ConfigurationTarget::Listed {
+            entry: Some(ListEntry {
                 dir: dir.clone(),
                 file: None,
-                entry: json!({"type": "detour", "log_level": "info", "chain": [{"uids": ["1337"], "type": "uid-exclude"}]}),
+                value: json!({"type": "detour", "log_level": "info", "chain": [{"uids": ["1337"], "type": "uid-exclude"}]}),
                 own_list: false,
-            }],
-            multus_chain: None,
-            expired: None,
+            }),
+            ..DesiredState::default()
         };
-        let contents = list(&json!([{"type": "bridge"}])).to_string().into_bytes();
-        let cluster_network = ConfFile { name: "1.conflist".into(), contents, mode: 0o600, ..ConfFile::default() };
-        let plan = reconcile(&desired, &FoundState { configurations: vec![cluster_network], ..FoundState::default() });
-        let plan = plan.expect("a plan");
-        let written = plan.actions.iter().find_map(|action| match action {
-            FileAction::Write { text, .. } => Some(text.clone()),
+        let before = list(&json!([{"type": "bridge"}])).to_string();
+        let cluster_network = ConfFile { list: ConfList::parse(&before), untrusted: None };
+        let found = FoundState {
+            configurations: [("1.conflist".to_owned(), cluster_network)].into(),
+            files: [(path("/net.d/1.conflist"), found_file(&before, 0o600))].into(),
+            ..FoundState::default()
+        };
+        let plan = reconcile(&desired, &found).expect("a plan");
+        let written = plan.actions.iter().find_map(|action| match &action.change {
+            Change::Text(text, _) => Some(text.clone()),
             _ => None,
         });
         let written = written.expect("the list");
@@ -168,12 +161,6 @@ mod tests {
         }
         let mut found = node(program(), &intact());
         found.files.clear();
-        found.leftovers.push(path("/bin/.x"));
-        let expected = [
-            "/bin/detour: file not found",
-            "/net.d/1.conflist: file not found",
-            "/bin/.x: temporary file of an interrupted installation",
-        ];
-        assert_eq!(changed(&found), expected);
+        assert_eq!(changed(&found), ["/bin/detour: file not found", "/net.d/1.conflist: file not found"]);
     }
 }

@@ -1,10 +1,10 @@
 //! Installation of the plugin on a node: program, kubeconfig and configuration.
 //!
-//! [`NodeFiles::look`] reads the [`FoundState`] of the node; [`reconcile()`] compares it with the [`DesiredState`]
-//! and returns an [`InstallPlan`], which is shown or applied ([`NodeFiles::apply`]). [`undo`] returns the plan that
-//! removes an installation. A node has one installation. Only [`NodeFiles`] accesses the file system.
+//! [`NodeFiles`] is the only value that accesses the file system, with plain synchronous functions:
+//! [`NodeFiles::install`] and [`NodeFiles::uninstall`] read the [`FoundState`] of the node, compare it with the
+//! [`DesiredState`] ([`reconcile()`], [`undo`]), and apply the [`InstallPlan`]; `preview` and `preview_uninstall` return
+//! the plan without a change. A node has one installation.
 
-mod atomic;
 mod cluster_list;
 pub mod conflist;
 mod drift;
@@ -19,8 +19,11 @@ pub use crate::cni::PROGRAM;
 pub use crate::host_path::{HostPath, HostRoot};
 pub use drift::changed;
 pub use error::InstallError;
-pub use node::{InstallLock, Installed, InstalledText, InstalledTexts, Leadership, NodeFiles, state_path};
-pub use plan::{ConfFile, ConfigurationTarget, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, OWN_LIST};
+pub use node::{Installed, InstalledText, InstalledTexts, Leadership, NodeFiles, state_path};
+pub use plan::{
+    Change, ConfFile, Content, DesiredFile, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, ListEntry,
+    OWN_LIST,
+};
 pub use reconcile::{reconcile, undo};
 pub use record::{Digest, FileRecord, InstallRecord, Role};
-pub use settings::{EntrySettings, PLATFORMS, Platform, default_chain, kubeconfig, server_url, token_in};
+pub use settings::{Entry, EntrySettings, PLATFORMS, Platform, default_chain, kubeconfig, server_url, token_in};

@@ -5,46 +5,34 @@ mod installed;
 mod locks;
 
 pub use installed::{Installed, InstalledText, InstalledTexts};
-pub use locks::{InstallLock, Leadership};
+pub use locks::Leadership;
 
-use super::atomic::{self, FileOwner};
-use super::cluster_list::is_pod_network;
-use super::conflist;
+use super::conflist::{ConfList, UnusableList};
 use super::error::InstallError;
-use super::plan::{
-    ConfFile, ConfigurationTarget, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, OWN_LIST,
-};
-use super::record::{Digest, InstallRecord};
+use super::plan::{Change, ConfFile, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, OWN_LIST};
+use super::reconcile::{reconcile, undo};
+use super::record::{Digest, InstallRecord, Role};
+use super::settings::PLATFORMS;
 use crate::cni::{PROGRAM, is_configuration_file};
 use crate::host_path::{HostPath, HostRoot};
 use crate::networks::check_chained_plugin;
 use crate::state::format;
-use crate::trusted_file::{self, is_trusted, read_nofollow};
-use nix::errno::Errno;
-use rustix::fs::{OFlags, StatVfsMountFlags, statvfs};
-use serde_json::Value;
+use crate::trusted_file::{self, Durability, is_trusted, read_nofollow, replace_file, sync_directory};
+use rustix::fs::OFlags;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::mem;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// The maximum size of a configuration; a larger file is a program.
 const MAX_TEXT_SIZE: u64 = 1 << 20;
-/// The contents of a configuration that is larger, or not UTF-8: invalid UTF-8.
-const NOT_TEXT: &[u8] = &[0xff];
 /// The maximum size of an installation record, which holds the texts of a few configurations.
 const MAX_RECORD_SIZE: u64 = 4 << 20;
 
 /// The directory on the node with the installation record, the kubeconfig and the node configuration.
 const STATE_DIRECTORY: &str = "/var/lib/cni/detour";
-/// The directories in which runtimes look for configurations, other than that of the platform (OpenShift's is the second).
-const RUNTIME_DIRECTORIES: [&str; 2] = ["/etc/cni/net.d", "/etc/kubernetes/cni/net.d"];
-/// How long the file of which the own list is a copy must be missing before another one takes its place, and invalid
-/// before the node is not ready: some tools remove or truncate their file before they write it.
-const SETTLING: Duration = Duration::from_secs(5);
 /// The name of the installation record.
 const RECORD: &str = "install.json";
 
@@ -79,20 +67,10 @@ impl NodeFiles {
         self.root.reach(path).is_ok_and(|path| path.exists())
     }
 
-    /// Returns the directories, as this process reaches them, of the configurations to which symbolic links in the
-    /// directory of the cluster network's list lead.
+    /// Returns the directories, as this process reaches them, whose changes may require another installation.
     #[must_use]
-    pub fn linked_directories(&self, desired: &DesiredState) -> BTreeSet<PathBuf> {
-        let listed = desired.configurations.iter().filter(|target| target.file().is_none());
-        let mut found = BTreeSet::new();
-        for dir in listed.map(ConfigurationTarget::directory) {
-            for name in self.names(&dir).unwrap_or_default().iter().filter(|name| is_configuration_file(name)) {
-                let path = dir.join(name);
-                let (Ok(entry), Ok(reached)) = (self.root.reach_entry(&path), self.root.reach(&path)) else { continue };
-                found.extend(reached.parent().filter(|_| entry != reached).map(Path::to_owned));
-            }
-        }
-        found
+    pub fn directories(&self, desired: &DesiredState) -> BTreeSet<PathBuf> {
+        desired.directories().iter().filter_map(|directory| self.root.reach(directory).ok()).collect()
     }
 
     /// Returns the path in this process of a path of the node.
@@ -101,6 +79,46 @@ impl NodeFiles {
     /// Symbolic links on the way form a loop or can't be read.
     pub fn reach(&self, path: &HostPath) -> Result<PathBuf, InstallError> {
         self.root.reach(path).map_err(|error| InstallError::file("resolve", path, &error))
+    }
+
+    /// Returns the plan of [`Self::install`], without a change.
+    ///
+    /// # Errors
+    /// A file or directory can't be read, or the installation belongs to another DaemonSet.
+    pub fn preview(&self, desired: &DesiredState) -> Result<InstallPlan, InstallError> {
+        reconcile(desired, &self.look(Some(desired))?)
+    }
+
+    /// Brings the node to the desired state, under the lock of installers. Returns what has changed.
+    ///
+    /// # Errors
+    /// As [`Self::preview`], or the file system refuses a change. The changes before it stay, and every configuration is
+    /// complete.
+    pub fn install(&self, desired: &DesiredState) -> Result<InstallPlan, InstallError> {
+        let _lock = self.lock()?;
+        let plan = self.preview(desired)?;
+        self.apply(&plan)?;
+        Ok(plan)
+    }
+
+    /// Returns the plan of [`Self::uninstall`], without a change.
+    ///
+    /// # Errors
+    /// A file or directory can't be read.
+    pub fn preview_uninstall(&self) -> Result<InstallPlan, InstallError> {
+        Ok(undo(&self.look(None)?))
+    }
+
+    /// Removes the installation from the node, under the lock of installers. Returns what has changed.
+    ///
+    /// # Errors
+    /// As [`Self::preview_uninstall`], or the file system refuses a change.
+    pub fn uninstall(&self) -> Result<InstallPlan, InstallError> {
+        let _lock = self.lock()?;
+        let plan = self.preview_uninstall()?;
+        self.apply(&plan)?;
+        self.remove_locks(&plan.record);
+        Ok(plan)
     }
 
     /// Returns the state of the files that `desired` or the installation record refers to.
@@ -114,73 +132,58 @@ impl NodeFiles {
             (Err(error @ InstallError::Record { .. }), Some(_)) => found.notes.push(error.to_string()),
             (record, _) => found.record = record?.unwrap_or_default(),
         }
+        let mut paths = BTreeSet::new();
         if let Some(desired) = desired {
             self.name_as_desired(&mut found.record, desired);
-        }
-        let record = &found.record;
-        let mut paths: BTreeSet<HostPath> = record.files.keys().cloned().collect();
-        let mut directories = BTreeSet::from([record_path().parent()]);
-        if let Some(desired) = desired {
-            paths.extend(desired.programs.iter().cloned());
-            paths.extend(desired.programs.iter().map(|path| path.sibling(PROGRAM)));
-            paths.extend(desired.kubeconfig.iter().map(|(path, _)| path.clone()));
-            paths.extend(desired.node.iter().map(|(path, _)| path.clone()));
-            paths.extend(desired.configurations.iter().filter_map(ConfigurationTarget::file).cloned());
+            paths.extend(desired.paths().cloned());
+            paths.extend(desired.programs().map(|path| path.sibling(PROGRAM)));
             found.notes.extend(self.untrusted(desired));
+            found.programs = self.programs(&found.record, desired)?;
             if let Some(directory) = &desired.multus_chain {
-                let own: Vec<&HostPath> = desired.configurations.iter().filter_map(ConfigurationTarget::file).collect();
-                found.invalid_chain_files = self.invalid_files(directory, &own)?;
+                found.invalid_chain_files = self.invalid_files(directory, &desired.paths().collect::<Vec<_>>())?;
             }
-            for target in &desired.configurations {
-                if let ConfigurationTarget::Listed { dir, own_list, .. } = target {
-                    directories.insert(dir.clone());
-                    let notes;
-                    (found.configurations, notes) = self.configurations(dir, desired)?;
-                    found.notes.extend(notes);
-                    found.named = self.named_in(dir)?;
-                    found.is_settled = self.is_settled(dir, &found.configurations);
-                    let names = found.configurations.iter().map(|file| file.name.as_str()).chain([OWN_LIST]);
-                    paths.extend(names.map(|name| dir.join(name)));
-                    if *own_list {
-                        found.multus = self.multus(desired);
-                    }
-                }
+            if let Some(entry) = &desired.entry {
+                paths.insert(entry.dir.join(OWN_LIST));
+                found.configurations = self.configurations(&entry.dir, &mut found.files)?;
             }
         }
         self.find_needed_programs(desired, &mut found);
         found.guarded_pods = if desired.is_none() { self.guarded_pods() } else { Vec::new() };
-        let is_desired = |path: &HostPath| desired.is_some_and(|desired| desired.paths().any(|other| other == path));
-        let unreachable = found.record.files.keys().filter(|path| !is_desired(path));
+        let unreachable = found.record.files.keys().filter(|path| !paths.contains(*path));
         found.unreachable = unreachable.filter_map(|path| Some((path.clone(), self.unreachable(path)?))).collect();
-        directories.extend(paths.iter().filter(|path| !found.unreachable.contains_key(path)).map(HostPath::parent));
-        for directory in &directories {
-            let names = self.names(directory)?.into_iter().filter(|name| atomic::is_leftover(name));
-            found.leftovers.extend(names.map(|name| directory.join(&name)));
-        }
+        paths.extend(found.record.files.keys().cloned());
         for path in paths {
-            let file = self.file(&path).map_err(|error| InstallError::file("read", &path, &error))?;
-            found.files.extend(file.map(|file| (path, file)));
+            if !found.files.contains_key(&path) {
+                let file = self.file(&path).map_err(|error| InstallError::file("read", &path, &error))?;
+                found.files.extend(file.map(|file| (path, file)));
+            }
         }
         Ok(found)
+    }
+
+    fn programs(
+        &self,
+        record: &InstallRecord,
+        desired: &DesiredState,
+    ) -> Result<BTreeMap<HostPath, BTreeSet<String>>, InstallError> {
+        let recorded = record.with_role(Role::Program).map(|(path, _)| path.parent());
+        let known = PLATFORMS.iter().filter_map(|platform| HostPath::new(platform.bin_dir));
+        let directories = desired.programs().map(HostPath::parent).chain(recorded).chain(known);
+        directories.map(|directory| Ok((directory.clone(), self.names(&directory)?.into_iter().collect()))).collect()
     }
 
     /// Renames recorded paths to the directories of `desired`: a symbolic link, such as `/var/run`, gives a file several
     /// paths, and a file that is desired must not be reverted under another path.
     fn name_as_desired(&self, record: &mut InstallRecord, desired: &DesiredState) {
-        let directories: BTreeSet<HostPath> = desired
-            .paths()
-            .map(HostPath::parent)
-            .chain(desired.configurations.iter().map(ConfigurationTarget::directory))
-            .collect();
-        let reached: BTreeMap<PathBuf, &HostPath> =
-            directories.iter().filter_map(|directory| Some((self.root.reach(directory).ok()?, directory))).collect();
+        let directories = desired.directories();
         let renamed = |path: HostPath| {
-            let directory = path.parent();
-            if directories.contains(&directory) {
-                return path;
+            let (directory, reach) = (path.parent(), |path: &HostPath| self.root.reach(path).ok());
+            let reached = reach(&directory);
+            let is_same = |other: &&HostPath| reached.is_some() && reach(other) == reached;
+            match directories.iter().find(is_same).filter(|_| !directories.contains(&directory)) {
+                Some(same) => same.join(&path.name()),
+                None => path,
             }
-            let same = self.root.reach(&directory).ok().and_then(|directory| reached.get(&directory));
-            same.map_or_else(|| path.clone(), |directory| directory.join(&path.name()))
         };
         record.files = mem::take(&mut record.files).into_iter().map(|(path, file)| (renamed(path), file)).collect();
     }
@@ -245,93 +248,47 @@ impl NodeFiles {
         Ok(owner.filter(|owner| Some(owner.as_str()) != own))
     }
 
-    /// Returns why a file in the record can't be changed here: its directory is not mounted, or mounted read-only. In a
+    /// Returns why a file in the record can't be changed here: its directory is not mounted. In a
     /// process that sees the whole node, a directory that does not exist contains nothing.
     fn unreachable(&self, path: &HostPath) -> Option<String> {
         let directory = path.parent();
-        let next = "mount this directory in the agent's container (with the chart: run helm upgrade with the earlier value, \
-                    then with the new one), or run `detour uninstall` on the node itself";
-        if !self.has(&directory) {
-            let is_whole_node = self.root.mount() == Path::new("/") || self.has(&HostPath::root().join("usr"));
-            return (!is_whole_node).then(|| format!("{directory} is not mounted here: {next}"));
-        }
-        let is_read_only = statvfs(&self.root.reach(&directory).ok()?)
-            .is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::RDONLY));
-        is_read_only.then(|| format!("{directory} is mounted read-only here: {next}"))
+        let is_whole_node = || self.root.mount() == Path::new("/") || self.has(&HostPath::root().join("usr"));
+        (!self.has(&directory) && !is_whole_node()).then(|| {
+            format!(
+                "{directory} is not mounted here: mount this directory in the agent's container (with the chart: run helm \
+                 upgrade with the earlier value, then with the new one), or run `detour uninstall` on the node itself"
+            )
+        })
     }
 
-    /// Whether no file in the directory was added, removed or written for [`SETTLING`].
-    fn is_settled(&self, directory: &HostPath, files: &[ConfFile]) -> bool {
-        let is_old = |path: HostPath| {
-            let changed = self.root.reach(&path).and_then(fs::metadata).and_then(|metadata| metadata.modified());
-            changed.is_ok_and(|changed| changed.elapsed().is_ok_and(|age| age > SETTLING))
-        };
-        is_old(directory.clone()) && files.iter().all(|file| is_old(directory.join(&file.name)))
-    }
-
-    /// Returns the files in a directory that configurations on the node name (`clusterNetwork`,
-    /// `readinessindicatorfile`), each with the configuration that names it. Go ignores the case of keys.
-    fn named_in(&self, dir: &HostPath) -> Result<BTreeMap<HostPath, HostPath>, InstallError> {
-        let mut named = BTreeMap::new();
-        let own = self.root.reach(dir).ok();
-        let is_in = |file: &HostPath| self.root.reach(&file.parent()).is_ok_and(|found| Some(found) == own);
-        let others = RUNTIME_DIRECTORIES.into_iter().filter_map(HostPath::new);
-        for directory in BTreeSet::from_iter([dir.clone()].into_iter().chain(others)) {
-            for name in self.names(&directory)?.iter().filter(|name| is_configuration_file(name)) {
-                let path = directory.join(name);
-                let text = self.file(&path).ok().flatten().and_then(|file| file.text).unwrap_or_default();
-                let conf: Value = serde_json::from_str(&text).unwrap_or_default();
-                let plugins = conf["plugins"].as_array().into_iter().flatten().chain([&conf]);
-                let is_name = |key: &str| ["clusternetwork", "readinessindicatorfile"].contains(&&*key.to_lowercase());
-                let keys = plugins.filter_map(Value::as_object).flatten().filter(|(key, _)| is_name(key));
-                for value in keys.filter_map(|(_, value)| value.as_str()) {
-                    let values = [Some(value), value.strip_prefix("/host")].into_iter().flatten();
-                    let inside = values.filter_map(HostPath::new).find(is_in);
-                    named.extend(inside.map(|file| (dir.join(&file.name()), path.clone())));
-                }
-            }
-        }
-        Ok(named)
-    }
-
-    /// Returns the configurations in a directory, and a note for each symbolic link before the first usable one that
-    /// leads to no file.
+    /// Returns the configurations in a directory, and adds their files to `files`.
     fn configurations(
         &self,
         dir: &HostPath,
-        desired: &DesiredState,
-    ) -> Result<(Vec<ConfFile>, Vec<String>), InstallError> {
-        let names = self.names(dir)?;
-        let (mut files, mut links) = (Vec::new(), Vec::new());
-        for name in names.into_iter().filter(|name| is_configuration_file(name)) {
+        files: &mut BTreeMap<HostPath, FoundFile>,
+    ) -> Result<BTreeMap<String, ConfFile>, InstallError> {
+        let mut configurations = BTreeMap::new();
+        for name in self.names(dir)?.into_iter().filter(|name| is_configuration_file(name)) {
             let path = dir.join(&name);
-            let is_link = || self.root.reach_entry(&path).is_ok_and(|entry| entry.is_symlink());
-            let file = match self.file(&path) {
-                Ok(None) if is_link() => {
+            let is_link = self.root.reach_entry(&path).is_ok_and(|entry| entry.is_symlink());
+            let list = match self.file(&path) {
+                Ok(Some(file)) => {
+                    let not_text = || UnusableList::Unsupported("expected UTF-8 text of at most 1 MiB".into());
+                    let list = file.text.as_ref().ok_or_else(not_text).and_then(|text| ConfList::of_file(&name, text));
+                    files.insert(path.clone(), file);
+                    list
+                }
+                Ok(None) if !is_link => continue,
+                Ok(None) => {
                     let what = "symbolic link to a missing file, or to one that is not mounted here";
-                    links.push((name, format!("{path}: skipped: {what}")));
-                    continue;
+                    Err(UnusableList::Invalid(what.into()))
                 }
-                Err(error) if error.raw_os_error() == Some(Errno::ELOOP as i32) => {
-                    links.push((name, format!("{path}: skipped: {error}")));
-                    continue;
-                }
-                file => file.map_err(|error| InstallError::file("read", &path, &error))?,
+                Err(error) if is_link => Err(UnusableList::Invalid(error.to_string())),
+                Err(error) => return Err(InstallError::file("read", &path, &error)),
             };
-            let Some(file) = file else { continue };
-            let beside = file.text.as_deref().and_then(conflist::directory).map(|name| dir.join(&name));
-            let has_directory = beside.is_some_and(|directory| {
-                self.names(&directory).is_ok_and(|names| names.iter().any(|name| name.ends_with(".conf")))
-            });
-            let missing_programs = file.text.as_deref().and_then(|text| self.missing_programs(text, desired));
-            let contents = file.text.map_or_else(|| NOT_TEXT.to_vec(), String::into_bytes);
-            let untrusted = self.untrusted_path(&path);
-            files.push(ConfFile { name, contents, mode: file.mode, untrusted, has_directory, missing_programs });
+            configurations.insert(name, ConfFile { list, untrusted: self.untrusted_path(&path) });
         }
-        let first =
-            files.iter().filter(|file| file.name != OWN_LIST && is_pod_network(file)).map(|file| &file.name).min();
-        links.retain(|(name, _)| first.is_none_or(|first| name < first));
-        Ok((files, links.into_iter().map(|(_, note)| note).collect()))
+        Ok(configurations)
     }
 
     /// Returns the sorted names in a directory; none if it does not exist.
@@ -370,28 +327,26 @@ impl NodeFiles {
         Ok(Some(FoundFile { digest, text, mode, trusted }))
     }
 
-    /// Applies the plan; `program` is the file to copy. The record is written before the first change. What the plan
-    /// reverts leaves the record after the last change; the record is removed if nothing is left in it.
-    ///
-    /// # Errors
-    /// The file system refuses a change. The changes before it stay, and every configuration is complete.
-    pub fn apply(&self, plan: &InstallPlan, program: &Path, _: &InstallLock) -> Result<(), InstallError> {
+    /// Applies the plan. The record is written before the first change. What the plan reverts leaves the record after the
+    /// last change; the record is removed if nothing is left in it. So are the temporary files of an installation that was
+    /// killed.
+    fn apply(&self, plan: &InstallPlan) -> Result<(), InstallError> {
         let is_empty = plan.record.is_empty();
+        let mut files = self.record().ok().flatten().unwrap_or_default().files;
+        files.extend(plan.record.files.clone());
+        let written = files.keys().cloned().chain([record_path()]);
+        let temporary: Vec<_> = written.map(|path| temporary(&path)).filter(|path| self.has(path)).collect();
         if !is_empty {
-            let mut files = self.record().ok().flatten().unwrap_or_default().files;
-            files.extend(plan.record.files.clone());
             self.write_record(&InstallRecord { files, ..plan.record.clone() })?;
         }
         for action in &plan.actions {
-            let verb = if matches!(action, FileAction::Remove { .. }) { "remove" } else { "write" };
-            self.act(action, program).map_err(|error| InstallError::file(verb, action.path(), &error))?;
+            let verb = if action.change == Change::Remove { "remove" } else { "write" };
+            self.act(action).map_err(|error| InstallError::file(verb, &action.path, &error))?;
         }
-        if !is_empty {
-            return self.write_record(&plan.record);
+        for path in temporary.iter().chain(is_empty.then(record_path).iter()) {
+            self.remove(path).map_err(|error| InstallError::file("remove", path, &error))?;
         }
-        let path = record_path();
-        let removed = self.root.reach_entry(&path).and_then(|path| atomic::remove(&path));
-        removed.map_err(|error| InstallError::file("remove", &path, &error))
+        if is_empty { Ok(()) } else { self.write_record(&plan.record) }
     }
 
     fn write_record(&self, record: &InstallRecord) -> Result<(), InstallError> {
@@ -401,26 +356,58 @@ impl NodeFiles {
         let path = record_path();
         let write = || {
             let text = format::print(record)?;
-            atomic::write(&self.root.reach_entry(&path)?, 0o600, FileOwner::Own, |file| file.write_all(&text))
+            replace(&self.root.reach_entry(&path)?, 0o600, false, |file| file.write_all(&text))
         };
         write().map_err(|error| InstallError::file("write", &path, &error))
     }
 
-    fn act(&self, action: &FileAction, program: &Path) -> io::Result<()> {
-        let entry = |path: &HostPath| self.root.reach_entry(path);
-        match action {
-            FileAction::CopyProgram { path } => atomic::write(&entry(path)?, 0o755, FileOwner::Own, |file| {
+    fn act(&self, action: &FileAction) -> io::Result<()> {
+        // A link leads to another owner's list.
+        let is_listed = action.role == Role::Entry;
+        let reached = || if is_listed { self.root.reach(&action.path) } else { self.root.reach_entry(&action.path) };
+        match &action.change {
+            Change::Program(program) => replace(&reached()?, action.role.mode(), false, |file| {
                 io::copy(&mut trusted_file::follow(program)?, file).map(|_| ())
             }),
-            FileAction::Write { path, text, mode, follow, .. } => {
-                // A link leads to another tool's file, which keeps its owner.
-                let (path, owner) =
-                    if *follow { (self.root.reach(path)?, FileOwner::Kept) } else { (entry(path)?, FileOwner::Own) };
-                atomic::write(&path, *mode, owner, |file| file.write_all(text.as_bytes()))
-            }
-            FileAction::Remove { path, .. } => atomic::remove(&entry(path)?),
+            Change::Text(text, mode) => replace(&reached()?, *mode, is_listed, |file| file.write_all(text.as_bytes())),
+            Change::Remove => self.remove(&action.path),
         }
     }
+
+    /// Removes a file, if it exists. The removal is flushed to the disk.
+    fn remove(&self, path: &HostPath) -> io::Result<()> {
+        let path = self.root.reach_entry(path)?;
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => sync_directory(path.parent().unwrap_or(Path::new("/"))),
+        }
+    }
+}
+
+/// Replaces the file at `path` with what `fill` writes, with the permission bits `mode`. It is owned by the user of this
+/// process, because the plugin uses its own files only if root owns them, unless it `keeps_owner`.
+fn replace(path: &Path, mode: u32, keeps_owner: bool, fill: impl Fn(&mut File) -> io::Result<()>) -> io::Result<()> {
+    let replaced = keeps_owner.then(|| fs::symlink_metadata(path).ok()).flatten();
+    let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    replace_file(path, &temporary_name(&name), Durability::OldOrNew, |file| {
+        fill(file)?;
+        if let Some(replaced) = &replaced {
+            fchown(&*file, Some(replaced.uid()), Some(replaced.gid()))?;
+        }
+        file.set_permissions(Permissions::from_mode(mode))
+    })?;
+    sync_directory(path.parent().unwrap_or(Path::new("/")))
+}
+
+/// Returns the temporary file from which a file is renamed. It is left if its writer was killed. Runtimes load it neither as
+/// a configuration nor as a plugin.
+fn temporary(path: &HostPath) -> HostPath {
+    path.sibling(&temporary_name(&path.name()))
+}
+
+fn temporary_name(name: &str) -> String {
+    format!(".detour-{name}.tmp")
 }
 
 fn record_path() -> HostPath {

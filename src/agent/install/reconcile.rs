@@ -1,14 +1,10 @@
 //! The difference between a node's desired and found state, as a plan, and the plan that removes an installation.
 
 use super::cluster_list::ClusterList;
-use super::conflist;
+use super::conflist::{ConfList, UnusableList};
 use super::error::InstallError;
-use super::plan::{
-    ConfigurationTarget, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, PROGRAM_MODE, add_text,
-    is_foreign, refuse, write_list, written,
-};
+use super::plan::{Change, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, is_foreign};
 use super::record::{FileRecord, InstallRecord, Role};
-use crate::cni::PROGRAM;
 use crate::host_path::HostPath;
 
 /// Returns the plan that brings a node from its found to its desired state; it is empty if both are equal.
@@ -19,130 +15,84 @@ use crate::host_path::HostPath;
 /// # Errors
 /// The installation on the node belongs to another DaemonSet.
 pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPlan, InstallError> {
-    if let Some(owner) = &found.record.owner
-        && Some(owner) != desired.owner.as_ref()
-    {
+    if let Some(owner) = found.record.owner.as_ref().filter(|owner| Some(*owner) != desired.owner.as_ref()) {
         return Err(InstallError::Owned(owner.clone()));
     }
-    let record = InstallRecord {
-        installer: desired.installer.clone(),
-        owner: desired.owner.clone(),
-        platform: desired.platform.clone(),
-        multus_chain: desired.multus_chain.clone(),
-        ..InstallRecord::default()
+    let mut plan = InstallPlan {
+        record: InstallRecord {
+            owner: desired.owner.clone(),
+            platform: desired.platform.clone(),
+            multus_chain: desired.multus_chain.clone(),
+            ..InstallRecord::default()
+        },
+        notes: found.notes.clone(),
+        invalid_chain_files: found.invalid_chain_files.clone(),
+        lacks: desired.lacks(),
+        ..InstallPlan::default()
     };
-    let mut plan = InstallPlan { record, notes: found.notes.clone(), lacks: desired.lacks(), ..InstallPlan::default() };
-    plan.actions.extend(leftovers(found));
-    for path in &desired.programs {
-        add_program(path, desired, found, &mut plan);
+    for file in &desired.files {
+        plan.write(file, found);
     }
-    match &desired.kubeconfig {
-        Some((path, Ok(text))) => add_text(path, Role::Kubeconfig, text, found, &mut plan),
-        Some((path, Err(_))) => {
-            plan.record.files.extend(found.record.files.get(path).map(|file| (path.clone(), file.clone())));
-        }
-        None => {}
+    if let Some(entry) = &desired.entry {
+        let bin_dir = desired.programs().next().map(HostPath::parent);
+        ClusterList { desired: entry, bin_dir, found }.plan(&mut plan);
     }
-    if let Some((path, text)) = &desired.node {
-        add_text(path, Role::Node, text, found, &mut plan);
-    }
-    for configuration in &desired.configurations {
-        match configuration {
-            ConfigurationTarget::Own { path, text } => add_text(path, Role::Configuration, text, found, &mut plan),
-            ConfigurationTarget::Listed { dir, file, entry, own_list } => {
-                let list = ClusterList { dir, file: file.as_deref(), entry, found };
-                if *own_list { list.copy(&mut plan) } else { list.edit(&mut plan) }
-            }
-        }
-    }
-    plan.invalid_chain = desired.multus_chain.as_ref().and_then(|directory| invalid_chain(directory, found));
     if plan.refused.is_some() {
         keep_only_recorded(found, &mut plan);
     }
     remove_undesired(found, &mut plan);
+    plan.follows = follows(&plan, found);
     Ok(plan)
 }
 
-/// The number of pods that a note names; the rest is counted.
-const NAMED_PODS: usize = 10;
+/// Whether the only change is that the own list follows its source: it was as the installation wrote it.
+fn follows(plan: &InstallPlan, found: &FoundState) -> bool {
+    let [FileAction { path, role: Role::OwnList, change: Change::Text(_, mode), .. }] = &plan.actions[..] else {
+        return false;
+    };
+    let is_intact = found.files.get(path).is_some_and(|file| file.mode == *mode && file.trusted);
+    is_intact && found.own_digest(path).is_some()
+}
 
-/// Returns the plan that removes everything in the installation record, and temporary files of interrupted installations.
+/// Returns the plan that removes everything in the installation record.
 ///
 /// Programs that the runtime needs to delete running pods stay.
 #[must_use]
 pub fn undo(found: &FoundState) -> InstallPlan {
-    let InstallRecord { files, multus_chain, .. } = &found.record;
     let record = InstallRecord { files: [].into(), ..found.record.clone() };
     let mut plan = InstallPlan { record, ..InstallPlan::default() };
-    let files: Vec<_> = files.iter().map(|(path, file)| (path.clone(), file.clone())).collect();
-    remove(files, found, &mut plan);
-    plan.actions.extend(leftovers(found));
-    let in_chain = |directory: &&HostPath| plan.record.files.keys().any(|path| path.parent() == **directory);
-    plan.record.multus_chain = multus_chain.as_ref().filter(in_chain).cloned();
+    remove(found.record.files.clone().into_iter().collect(), found, &mut plan);
+    let remaining: Vec<_> = plan.record.files.keys().map(HostPath::parent).collect();
+    plan.record.multus_chain.take_if(|directory| !remaining.contains(directory));
     if plan.record.files.keys().any(|path| found.needed_programs.contains_key(path)) {
         plan.notes.push("delete these pods (drain the node), then run `detour uninstall` again".to_owned());
     }
     if let [first, ..] = found.guarded_pods.as_slice() {
-        let named = found.guarded_pods.iter().take(NAMED_PODS).cloned().collect::<Vec<_>>().join(", ");
-        let more = found.guarded_pods.len().saturating_sub(NAMED_PODS);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let pods = found.guarded_pods.join(", ");
         plan.notes.push(format!(
             "the guard (mesh-guard) stays in running pods and rejects new connections if their redirection is lost: \
-             {named}{more}; recreate them, such as {first}, to remove it"
+             {pods}; recreate them, such as {first}, to remove it"
         ));
     }
     plan
 }
 
-fn leftovers(found: &FoundState) -> impl Iterator<Item = FileAction> {
-    found.leftovers.iter().map(|path| FileAction::Remove { path: path.clone(), before: None })
-}
-
-/// Returns the files that must be corrected in the directory of Multus's auxiliary chain.
-fn invalid_chain(directory: &HostPath, found: &FoundState) -> Option<String> {
-    let files = found.invalid_chain_files.join("; ");
-    (!files.is_empty()).then(|| {
-        format!(
-            "a valid file in Multus's auxiliary chain: {files}; Multus skips all plugins of {directory}, without an error \
-             of the pod; correct or remove the file"
-        )
-    })
-}
-
-/// Copies the program.
-fn add_program(path: &HostPath, desired: &DesiredState, found: &FoundState, plan: &mut InstallPlan) {
-    let file = found.files.get(path);
-    let is_installed = |file: &FoundFile| file.digest == desired.program && file.mode == PROGRAM_MODE && file.trusted;
-    // A copy of the program `detour` beside it is an earlier version.
-    let beside = found.files.get(&path.sibling(PROGRAM));
-    let is_own = |file: &FoundFile| beside.is_some_and(|beside| beside.digest == file.digest);
-    if let Some(file) = file.filter(|file| file.digest != desired.program && !is_own(file))
-        && is_foreign(path, Role::Program, file, found)
-    {
-        return refuse(path, Role::Program, file, plan);
-    }
-    if !file.is_some_and(is_installed) {
-        plan.actions.push(FileAction::CopyProgram { path: path.clone() });
-    }
-    plan.add(path, written(path, Role::Program, desired.program.clone(), found));
-}
-
 /// Keeps the changes of files that are in the record: a refused installation adds nothing, and keeps what it has.
 fn keep_only_recorded(found: &FoundState, plan: &mut InstallPlan) {
     let recorded = &found.record.files;
-    plan.actions.retain(|action| recorded.contains_key(action.path()) || found.leftovers.contains(action.path()));
+    plan.actions.retain(|action| recorded.contains_key(&action.path));
     plan.record.files.retain(|path, _| recorded.contains_key(path));
     plan.record.multus_chain.clone_from(&found.record.multus_chain);
 }
 
 /// Removes the parts of earlier installations that are no longer desired. While the installation is incomplete, they stay.
 fn remove_undesired(found: &FoundState, plan: &mut InstallPlan) {
-    let undesired = found.record.files.iter().filter(|(path, _)| !plan.record.files.contains_key(*path));
-    let undesired: Vec<_> = undesired.map(|(path, file)| (path.clone(), file.clone())).collect();
-    if plan.waits_for.is_some() || plan.refused.is_some() || plan.is_settling {
+    let mut undesired = found.record.files.clone();
+    undesired.retain(|path, _| !plan.record.files.contains_key(path));
+    if plan.waits_for.is_some() || plan.refused.is_some() {
         plan.record.files.extend(undesired);
     } else {
-        remove(undesired, found, plan);
+        remove(undesired.into_iter().collect(), found, plan);
     }
 }
 
@@ -157,15 +107,21 @@ fn remove(mut files: Vec<(HostPath, FileRecord)>, found: &FoundState, plan: &mut
     let mut removes_program = false;
     for (path, file) in files {
         let removed = match found.unreachable.get(&path) {
-            Some(reason) => Err(Obstacle::Unreachable(reason.clone())),
-            None if is_needed && !file.role.is_configuration() => Err(Obstacle::Needed),
-            None if file.role == Role::Entry => without_entry(&path, &file, found),
-            None => without_file(&path, &file, found),
+            Some(reason) => Err(Obstacle::Other(reason.clone())),
+            None if is_needed && !file.role.is_configuration() => {
+                Err(Obstacle::Other("a configuration that was not reverted needs it".to_owned()))
+            }
+            None => found
+                .files
+                .get(&path)
+                .map(|current| without(&path, &file, current, found))
+                .transpose()
+                .map(Option::flatten),
         };
         match removed {
-            Ok(actions) => {
-                removes_program |= file.role == Role::Program && actions.is_some();
-                plan.actions.extend(actions);
+            Ok(action) => {
+                removes_program |= file.role == Role::Program && action.is_some();
+                plan.actions.extend(action);
             }
             Err(reason) => {
                 plan.notes.push(format!("{path} is not reverted: {reason}"));
@@ -188,56 +144,60 @@ fn remove(mut files: Vec<(HostPath, FileRecord)>, found: &FoundState, plan: &mut
 #[derive(Debug, thiserror::Error)]
 enum Obstacle {
     #[error("{0}")]
-    Unreachable(String),
-    #[error("{0}")]
-    Invalid(String),
-    #[error("another process changed it after the installation")]
-    Edited,
+    Other(String),
     #[error("it belongs to another owner now")]
     Foreign,
-    #[error("another process changed the entry of the plugin {0:?} after the installation")]
-    EditedEntry(String),
-    #[error(
-        "another process changed it after the installation; runtimes use it instead of the cluster network's list; \
-         delete it, and uninstall again"
-    )]
-    EditedOwnList,
-    #[error("a configuration that was not reverted needs it")]
-    Needed,
     /// The number of pods.
     #[error("the runtime needs it to delete pods whose saved configuration lists name it (pods: {0})")]
     Pods(usize),
 }
 
-fn without_file(path: &HostPath, record: &FileRecord, found: &FoundState) -> Result<Option<FileAction>, Obstacle> {
-    let Some(file) = found.files.get(path) else { return Ok(None) };
-    let before = file.text.clone().filter(|_| !matches!(record.role, Role::Kubeconfig | Role::Program));
-    if !record.sha256.contains(&file.digest) {
-        // Another tool added a plugin to the own list. The cluster network's list still exists.
-        match record.role {
-            Role::OwnList if !file.text.as_deref().is_some_and(conflist::is_own_list) => {
-                return Err(Obstacle::EditedOwnList);
-            }
-            Role::OwnList => {}
-            role if is_foreign(path, role, file, found) => return Err(Obstacle::Foreign),
-            _ => return Err(Obstacle::Edited),
-        }
-    }
-    match found.needed_programs.get(path) {
-        Some(pods) => Err(Obstacle::Pods(*pods)),
-        None => Ok(Some(FileAction::Remove { path: path.clone(), before })),
+impl From<UnusableList> for Obstacle {
+    fn from(error: UnusableList) -> Self {
+        Self::Other(error.to_string())
     }
 }
 
-fn without_entry(path: &HostPath, record: &FileRecord, found: &FoundState) -> Result<Option<FileAction>, Obstacle> {
-    let Some(file) = found.files.get(path) else { return Ok(None) };
-    let invalid = |error: conflist::UnusableList| Obstacle::Invalid(error.to_string());
-    let text = file.text.as_deref().ok_or(conflist::UnusableList::NotText).map_err(invalid)?;
-    let kind = record.plugin.as_deref().unwrap_or_default();
-    let entries = conflist::digests(text, kind).map_err(invalid)?;
-    if !entries.iter().all(|entry| record.sha256.contains(entry)) {
-        return Err(Obstacle::EditedEntry(kind.to_owned()));
+/// Returns the action that removes what the installation wrote in a file; `None` if the file has nothing of it.
+fn without(
+    path: &HostPath,
+    record: &FileRecord,
+    file: &FoundFile,
+    found: &FoundState,
+) -> Result<Option<FileAction>, Obstacle> {
+    let edited = |what: &str| Err(Obstacle::Other(format!("another process changed {what} after the installation")));
+    if record.role == Role::Entry {
+        let kind = record.plugin.as_deref().unwrap_or_default();
+        let list = ConfList::parse(file.text.as_deref().unwrap_or_default())?;
+        let entries = list.digests(kind);
+        if !entries.iter().all(|entry| record.sha256.contains(entry)) {
+            return edited(&format!("the entry of the plugin {kind:?}"));
+        }
+        let change = Change::Text(list.without(kind).text(), file.mode);
+        let before = file.text.clone();
+        let action = FileAction { path: path.clone(), role: Role::Entry, change, before };
+        return Ok((!entries.is_empty()).then_some(action));
     }
-    let reverted = conflist::without(text, kind).map_err(invalid)?;
-    Ok(reverted.map(|reverted| write_list(path, reverted, file)))
+    let is_own_list = || file.text.as_deref().is_some_and(|text| ConfList::parse(text).is_ok_and(|list| list.is_own()));
+    match record.role {
+        _ if record.sha256.contains(&file.digest) => {}
+        // Another tool added a plugin to the own list. The cluster network's list still exists.
+        Role::OwnList if is_own_list() => {}
+        Role::OwnList => {
+            return Err(Obstacle::Other(
+                "another process changed it after the installation; runtimes use it instead of the cluster network's \
+                 list; delete it, and uninstall again"
+                    .to_owned(),
+            ));
+        }
+        role if is_foreign(path, role, file, found) => return Err(Obstacle::Foreign),
+        _ => return edited("it"),
+    }
+    match found.needed_programs.get(path) {
+        Some(pods) => Err(Obstacle::Pods(*pods)),
+        None => {
+            let (path, before) = (path.clone(), file.text.clone());
+            Ok(Some(FileAction { path, role: record.role, change: Change::Remove, before }))
+        }
+    }
 }

@@ -16,8 +16,6 @@ use std::io::{self, Read};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InstallRecord {
-    /// The last writer. If two agents of a DaemonSet run on a node, as during an upgrade, the earlier one yields to it.
-    pub installer: String,
     /// The DaemonSet that owns the installation, as NAMESPACE/NAME: no other one may change it. `None` for an
     /// installation from the command line.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,6 +78,12 @@ pub enum Role {
 }
 
 impl Role {
+    /// Returns the permission bits of a file that the installation writes as a whole. Configurations and kubeconfigs can
+    /// hold secrets or name them (CIS Kubernetes Benchmark, 1.1.9).
+    pub(super) fn mode(self) -> u32 {
+        if self == Self::Program { 0o755 } else { 0o600 }
+    }
+
     /// Whether a file with this role needs the others.
     pub(super) fn is_configuration(self) -> bool {
         matches!(self, Self::Entry | Self::OwnList | Self::Configuration)

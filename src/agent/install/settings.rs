@@ -42,47 +42,13 @@ const ATTACHMENT_VERSION: &str = "0.3.1";
 const PRIMARY_VERSION: &str = "1.0.0";
 
 impl EntrySettings {
-    /// Returns the text of a configuration file for the network `name`.
+    /// Returns the plugin's configuration with these settings.
     ///
     /// # Errors
     /// The plugin would reject it.
-    pub fn standalone(&self, name: &str) -> Result<String, InstallError> {
-        let version = if self.is_primary()? { PRIMARY_VERSION } else { ATTACHMENT_VERSION };
-        let head = json!({ "cniVersion": version, "name": name });
-        let mut keys = head.as_object().cloned().unwrap_or_default();
-        keys.extend(self.plugin());
-        keys.insert("name".into(), name.into());
-        let conf = Value::Object(keys);
-        parse(&conf)?;
-        Ok(format!("{conf:#}\n"))
-    }
-
-    /// Returns the entry for a configuration list, without the network's name and version.
-    ///
-    /// # Errors
-    /// The plugin would reject it.
-    pub fn member(&self) -> Result<Value, InstallError> {
-        let mut keys = self.plugin();
-        keys.shift_remove("name");
-        keys.shift_remove("cniVersion");
-        // With these capabilities, the runtime passes the pod's resolvers (`runtimeConfig.dns`) and annotations, the last
-        // source of facts about the pod.
-        let capabilities = keys.entry("capabilities").or_insert_with(|| json!({}));
-        if let Some(capabilities) = capabilities.as_object_mut() {
-            for name in ["dns", POD_ANNOTATIONS] {
-                capabilities.entry(name).or_insert(true.into());
-            }
-        }
-        parse_alone(keys.clone())?;
-        Ok(Value::Object(keys))
-    }
-
-    /// Returns the node configuration for these settings alone.
-    ///
-    /// # Errors
-    /// The plugin would reject that configuration.
-    pub fn node(&self) -> Result<NodeConf, InstallError> {
-        Ok(NodeConf::from_configuration(&self.conf()?).with_primary(Some(self.primary.unwrap_or(false))))
+    pub fn entry(&self) -> Result<Entry, InstallError> {
+        let keys = self.keys();
+        Ok(Entry { conf: parse_alone(keys.clone())?, keys, primary: self.primary })
     }
 
     /// Returns the same settings with other keys of the administrator, which override the given ones.
@@ -93,69 +59,20 @@ impl EntrySettings {
         Self { given, ..self.clone() }
     }
 
-    /// Whether the configuration is that of a primary plugin.
-    ///
-    /// # Errors
-    /// The plugin would reject the configuration.
-    pub fn is_primary(&self) -> Result<bool, InstallError> {
-        Ok(self.conf()?.primary.is_some())
-    }
-
-    /// Whether the sub-plugin chain of this configuration only excludes: it neither redirects nor has executables.
-    ///
-    /// # Errors
-    /// The plugin would reject it.
-    pub fn only_excludes(&self) -> Result<bool, InstallError> {
-        let excludes = |block| SubPlugin::of(block).is_some_and(|known| known != SubPlugin::IstioRedirect);
-        Ok(self.conf()?.chain.iter().all(excludes))
-    }
-
-    /// Validates the configuration as `detour validate` does. Returns its warnings.
-    ///
-    /// # Errors
-    /// The plugin would reject it.
-    pub fn check(&self, node: TargetNode<'_>) -> Result<Vec<String>, InstallError> {
-        validate(&self.conf()?, node).map_err(refused)
-    }
-
-    /// Returns the directories that the plugin searches for executables before those of the runtime.
-    ///
-    /// # Errors
-    /// The plugin would reject the configuration.
-    pub fn program_directories(&self) -> Result<Vec<HostPath>, InstallError> {
-        let own = self.conf()?.kubernetes.cni_bin_dir.and_then(HostPath::new);
-        Ok([self.bin_dir.clone()].into_iter().chain(own.filter(|own| *own != self.bin_dir)).collect())
-    }
-
-    /// Returns the path of the kubeconfig that the plugin uses; `None` if it reads manifests instead.
-    ///
-    /// # Errors
-    /// The plugin would reject the configuration.
-    pub fn effective_kubeconfig(&self) -> Result<Option<HostPath>, InstallError> {
-        let kubernetes = self.conf()?.kubernetes;
-        Ok(kubernetes.kubeconfig.filter(|_| kubernetes.manifests_dir.is_none()).and_then(HostPath::new))
-    }
-
-    fn conf(&self) -> Result<NetConf, InstallError> {
-        parse_alone(self.plugin())
-    }
-
-    /// Returns all keys of the plugin's configuration except the network's name and version.
-    fn plugin(&self) -> Map<String, Value> {
-        let kubeconfig = self.kubeconfig.iter().map(|path| ("kubeconfig", json!(path)));
-        let others = [("cni_bin_dir", json!(self.bin_dir)), ("exclude_namespaces", json!(DEFAULT_EXCLUDED))];
-        let mut kubernetes: Value = kubeconfig.chain(others).collect();
-        if let Some(socket) = &self.agent_socket {
-            kubernetes["agent_socket"] = json!(socket);
-        }
-        if let Some(namespace) = &self.agent_namespace {
-            kubernetes["agent_namespace"] = namespace.as_str().into();
-        }
-        let keys = json!({ "type": PROGRAM, "log_level": "info", "kubernetes": kubernetes });
-        let mut keys = keys.as_object().cloned().unwrap_or_default();
-        if let Some(format) = self.auto_format {
-            keys.insert(AUTO_DIALECT.to_owned(), format.name().into());
-        }
+    fn keys(&self) -> Map<String, Value> {
+        let kubernetes = object(json!({
+            "kubeconfig": self.kubeconfig,
+            "cni_bin_dir": self.bin_dir,
+            "exclude_namespaces": DEFAULT_EXCLUDED,
+            "agent_socket": self.agent_socket,
+            "agent_namespace": self.agent_namespace,
+        }));
+        let mut keys = object(json!({
+            "type": PROGRAM,
+            "log_level": "info",
+            "kubernetes": kubernetes,
+            (AUTO_DIALECT): self.auto_format.map(RuleFormat::name),
+        }));
         override_keys(&mut keys, &self.given);
         if self.uses_default_chain() {
             keys.insert("chain".into(), default_chain());
@@ -170,6 +87,80 @@ impl EntrySettings {
         let is_primary = given("clusterNetwork").or(given("delegates")).is_some();
         given("chain").is_none() && !is_primary && given("type").is_none_or(|kind| kind == PROGRAM)
     }
+}
+
+/// A valid configuration of the plugin.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// All keys, possibly without the network's name and version.
+    keys: Map<String, Value>,
+    /// What the plugin reads.
+    pub conf: NetConf,
+    primary: Option<bool>,
+}
+
+impl Entry {
+    /// Returns the text of a configuration file for the network `name`.
+    ///
+    /// # Errors
+    /// The plugin would reject it.
+    pub fn standalone(&self, name: &str) -> Result<String, InstallError> {
+        let version = if self.conf.primary.is_some() { PRIMARY_VERSION } else { ATTACHMENT_VERSION };
+        let mut keys = object(json!({ "cniVersion": version, "name": name }));
+        keys.extend(self.keys.clone());
+        keys.insert("name".into(), name.into());
+        let conf = Value::Object(keys);
+        parse(&conf)?;
+        Ok(format!("{conf:#}\n"))
+    }
+
+    /// Returns the entry for a configuration list, without the network's name and version.
+    ///
+    /// # Errors
+    /// The plugin would reject it.
+    pub fn listed(&self) -> Result<Value, InstallError> {
+        let mut keys = self.keys.clone();
+        keys.shift_remove("name");
+        keys.shift_remove("cniVersion");
+        // With these capabilities, the runtime passes the pod's resolvers (`runtimeConfig.dns`) and annotations, the last
+        // source of facts about the pod.
+        let capabilities = keys.entry("capabilities").or_insert_with(|| json!({}));
+        if let Some(capabilities) = capabilities.as_object_mut() {
+            for name in ["dns", POD_ANNOTATIONS] {
+                capabilities.entry(name).or_insert(true.into());
+            }
+        }
+        parse_alone(keys.clone())?;
+        Ok(Value::Object(keys))
+    }
+
+    /// Returns the node configuration for this configuration alone.
+    #[must_use]
+    pub fn node(&self) -> NodeConf {
+        NodeConf::from_configuration(&self.conf).with_primary(Some(self.primary.unwrap_or(false)))
+    }
+
+    /// Whether the sub-plugin chain only excludes: it neither redirects nor has executables.
+    #[must_use]
+    pub fn only_excludes(&self) -> bool {
+        let excludes = |block| SubPlugin::of(block).is_some_and(|known| known != SubPlugin::IstioRedirect);
+        self.conf.chain.iter().all(excludes)
+    }
+
+    /// Validates the configuration as `detour validate` does. Returns its warnings.
+    ///
+    /// # Errors
+    /// The plugin would reject it.
+    pub fn check(&self, node: TargetNode<'_>) -> Result<Vec<String>, InstallError> {
+        validate(&self.conf, node).map_err(refused)
+    }
+}
+
+/// Returns the keys of an object without those that have no value.
+fn object(value: Value) -> Map<String, Value> {
+    let Value::Object(mut keys) = value else { return Map::new() };
+    keys.retain(|_, value| !value.is_null());
+    keys
 }
 
 /// Returns the default sub-plugin chain of an installation. It is the same in the chart, in `conf/` and in docs/install.md.

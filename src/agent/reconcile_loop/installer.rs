@@ -1,15 +1,12 @@
 //! What the agent's main loop does with the node's files. All of it blocks, so it runs in the pool of threads.
 
 use super::iteration::Iteration;
-use crate::agent::install::{
-    ConfigurationTarget, DesiredState, InstallError, InstallPlan, Leadership, NodeFiles, reconcile, undo,
-};
+use crate::agent::install::{DesiredState, InstallError, InstallPlan, Leadership, NodeFiles};
 use crate::agent::metrics::Metrics;
 use crate::agent::socket;
 use crate::agent::watch::DirectoryWatch;
 use crate::host_path::HostPath;
 use crate::wait;
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -37,8 +34,6 @@ pub struct Installation {
     pub node: NodeFiles,
     /// Returns the desired state; called in each iteration, because tokens and configurations change.
     pub desired: Box<dyn Fn() -> Result<DesiredInstallation, String> + Send>,
-    /// The program to copy.
-    pub program: PathBuf,
     /// The directories of the files that `desired` reads, as this process reaches them.
     pub sources: Vec<PathBuf>,
     /// The agent's DaemonSet, as NAMESPACE/NAME: it owns the installation.
@@ -63,14 +58,12 @@ pub(super) struct Installer {
     leadership: Option<Leadership>,
     /// On standby: when the last obstacle was found, and the obstacle.
     obstacle: Option<(Instant, Option<String>)>,
-    /// The name under which this agent has installed the plugin.
-    name: Option<String>,
 }
 
 impl Installer {
     pub(super) fn new(installation: Installation, metrics: Metrics) -> Self {
         let watch = DirectoryWatch::new();
-        Self { installation, metrics, watch, leadership: None, obstacle: None, name: None }
+        Self { installation, metrics, watch, leadership: None, obstacle: None }
     }
 
     /// Runs `work` in the pool of threads.
@@ -117,7 +110,7 @@ impl Installer {
             Ok(DesiredInstallation { desired, .. }) => desired,
             Err(why) => return Some(why),
         };
-        match self.node().look(Some(&desired)).and_then(|found| reconcile(&desired, &found)) {
+        match self.node().preview(&desired) {
             Ok(plan) => plan.refused,
             Err(error) => Some(error.to_string()),
         }
@@ -138,7 +131,6 @@ impl Installer {
             Ok(desired) => desired,
             Err(reason) => return (Iteration::Failed(reason), None),
         };
-        self.name = Some(desired.installer.clone());
         let iteration = self.reconcile(&desired).unwrap_or_else(|error| match error {
             InstallError::Owned(_) => Iteration::Occupied(error.to_string()),
             error => Iteration::Failed(error.to_string()),
@@ -147,68 +139,44 @@ impl Installer {
     }
 
     fn reconcile(&self, desired: &DesiredState) -> Result<Iteration, InstallError> {
-        let lock = self.node().lock()?;
-        let found = self.node().look(Some(desired))?;
-        let invalid_chain_files = found.invalid_chain_files.len();
-        let plan = reconcile(desired, &found)?;
-        self.node().apply(&plan, &self.installation.program, &lock)?;
-        let follows = plan.follows(&found);
+        let plan = self.node().install(desired)?;
         let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
         if desired.multus_chain.is_some() {
-            self.metrics.multus_chain(invalid_chain_files);
+            self.metrics.multus_chain(plan.invalid_chain_files.len());
         }
         Ok(match (&plan.waits_for, &plan.lacks) {
             _ if plan.refused.is_some() => Iteration::Failed(with_notes(plan.unmet().unwrap_or_default())),
-            (None, _) if follows => Iteration::Followed(Box::new(plan)),
+            (None, _) if plan.follows => Iteration::Followed(Box::new(plan)),
             _ if !plan.actions.is_empty() => Iteration::Repaired(Box::new(plan)),
             (Some(missing), _) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
-            (None, _) if plan.invalid_chain.is_some() => {
+            (None, _) if !plan.invalid_chain_files.is_empty() => {
                 Iteration::ChainSkipped(with_notes(plan.unmet().unwrap_or_default()))
             }
             (None, Some(lacking)) => Iteration::Lacks(with_notes(format!("missing: {lacking}"))),
-            (None, None) if plan.is_settling => Iteration::Settling,
             (None, None) => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
         })
     }
 
     /// Returns the directories whose changes require a new iteration.
     fn directories(&self, desired: Option<&DesiredState>) -> Vec<PathBuf> {
-        let mut paths = BTreeSet::new();
-        if let Some(desired) = desired {
-            paths.extend(desired.programs.iter().map(|path| path.parent()));
-            paths.extend(desired.kubeconfig.iter().map(|(path, _)| path.parent()));
-            paths.extend(desired.node.iter().map(|(path, _)| path.parent()));
-            paths.extend(desired.configurations.iter().map(ConfigurationTarget::directory));
-        }
-        let reached = paths.iter().filter_map(|path| self.node().reach(path).ok());
-        let linked = desired.into_iter().flat_map(|desired| self.node().linked_directories(desired));
-        reached.chain(linked).chain(self.installation.sources.iter().cloned()).collect()
+        let installed = desired.map(|desired| self.node().directories(desired)).unwrap_or_default();
+        installed.into_iter().chain(self.installation.sources.iter().cloned()).collect()
     }
 
     /// Ends the installation: removes the plugin if `removes`, and lets an agent on standby lead, which then serves the
     /// plugin's requests at `socket`.
     pub(super) fn end(&mut self, removes: bool, socket: Option<&HostPath>) -> Result<(), String> {
-        let result = match self.name.clone() {
-            Some(name) => self.leave(&name, removes),
-            None => Ok(()),
-        };
+        let result = self.leave(removes);
         self.hand_over(socket);
         result
     }
 
-    fn leave(&self, name: &str, removes: bool) -> Result<(), String> {
-        let remove = || {
-            let lock = self.node().lock()?;
-            let found = self.node().look(None)?;
-            let plan = if found.record.installer == name { undo(&found) } else { InstallPlan::default() };
-            if !plan.actions.is_empty() {
-                self.node().apply(&plan, &self.installation.program, &lock)?;
-            }
-            self.node().forget_lock(lock);
-            Ok(plan)
-        };
-        let plan =
-            if removes { remove().map_err(|error: InstallError| error.to_string())? } else { InstallPlan::default() };
+    fn leave(&self, removes: bool) -> Result<(), String> {
+        let Installation { node, owner, .. } = &self.installation;
+        let is_own = || node.other_owner(owner.as_deref()).is_ok_and(|owner| owner.is_none());
+        let removes = removes && self.leadership.is_some() && is_own();
+        let plan = if removes { node.uninstall() } else { Ok(InstallPlan::default()) };
+        let plan = plan.map_err(|error| error.to_string())?;
         plan.actions.iter().for_each(|action| tracing::info!("{action}"));
         plan.notes.iter().for_each(|note| tracing::warn!("{note}"));
         let result = if plan.actions.is_empty() { "stays on" } else { "was removed from" };
@@ -222,7 +190,7 @@ impl Installer {
         let Some(leadership) = self.leadership.take() else { return };
         let socket = socket.and_then(|socket| self.node().reach(socket).ok());
         let own = socket.and_then(|socket| Some((socket::identity(&socket).ok()?, socket)));
-        self.node().forget_leadership(Some(leadership));
+        self.node().end_lead(leadership);
         let Some((own, socket)) = own else { return };
         let until = |timeout, is: &dyn Fn() -> bool| {
             let interval = STANDBY_INTERVAL / 10;

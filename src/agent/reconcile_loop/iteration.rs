@@ -20,8 +20,6 @@ const FOLLOW_DELAY: Duration = Duration::from_millis(50);
 pub(super) enum Iteration {
     /// The node has the desired state. The text has the notes of the plan.
     Settled(String),
-    /// The cluster network's list is missing or invalid, perhaps because another process is writing it.
-    Settling,
     /// The node has the desired state, except the credentials of the plugin, as the text describes.
     Lacks(String),
     /// This plan was applied.
@@ -74,12 +72,11 @@ impl Iteration {
     /// As [`Self::assess`], without the credentials.
     fn assess_files(&self, stability: &mut Stability, now: Instant) -> (Readiness, Duration, bool) {
         match self {
-            Self::Settled(_) | Self::Lacks(_) | Self::Followed(_) | Self::Settling => {
+            Self::Settled(_) | Self::Lacks(_) | Self::Followed(_) => {
                 let left = stability.in_place(now);
                 let readiness = if stability.is_ready() { Readiness::Ready } else { Readiness::Confirming };
                 match self {
                     Self::Followed(_) => (readiness, FOLLOW_DELAY, true),
-                    Self::Settling => (readiness, RETRY_DELAY, false),
                     _ if left.is_zero() => (readiness, RESYNC_INTERVAL, false),
                     _ => (readiness, left, false),
                 }

@@ -70,7 +70,6 @@ impl LastLogged {
             | Iteration::ChainSkipped(state)
             | Iteration::Failed(state)
             | Iteration::Occupied(state) => state.clone(),
-            Iteration::Settling => self.state.clone(),
         };
         if self.state != state && !state.is_empty() {
             match iteration {

@@ -1,7 +1,7 @@
 //! The files of `--config` and `--attachments`: keys of the plugin's configuration that the administrator sets.
 
 use anyhow::{Context, Result, bail, ensure};
-use detour_cni::agent::install::{EntrySettings, InstallError};
+use detour_cni::agent::install::{Entry, EntrySettings, InstallError};
 use detour_cni::cni::{is_dns_subdomain, primary_in_attachment, unknown_key};
 use detour_cni::trusted_file::read;
 use serde_json::{Map, Value};
@@ -98,12 +98,12 @@ impl Attachment {
         self.keys.get("kubernetes").and_then(|keys| keys.get("kubeconfig")).is_some()
     }
 
-    /// Returns the settings of its configuration: those of `--config`, overridden by its own keys.
-    pub(super) fn settings(&self, settings: &EntrySettings) -> Result<EntrySettings, InstallError> {
-        let settings = settings.with_keys(&self.keys);
-        match settings.is_primary()? {
-            true => Err(InstallError::Configuration(primary_in_attachment().to_string())),
-            false => Ok(settings),
+    /// Returns its configuration: the keys of `--config`, overridden by its own.
+    pub(super) fn entry(&self, settings: &EntrySettings) -> Result<Entry, InstallError> {
+        let entry = settings.with_keys(&self.keys).entry()?;
+        match &entry.conf.primary {
+            Some(_) => Err(InstallError::Configuration(primary_in_attachment().to_string())),
+            None => Ok(entry),
         }
     }
 }

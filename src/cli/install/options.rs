@@ -1,14 +1,15 @@
 //! The flags of an installation, which `detour install` and `detour agent` share, and the desired state that they
 //! describe.
 
+use super::PROGRAM_FILE;
 use super::attachments::{Attachment, GivenKeys};
 use crate::cli::cluster::{NodeArguments, own_kubeconfig};
 use crate::cli::output::CommandError;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{
-    ConfigurationTarget, DesiredState, Digest, EntrySettings, HostPath, NodeFiles, OWN_LIST, PROGRAM, Platform,
-    kubeconfig, server_url,
+    Content, DesiredFile, DesiredState, Digest, Entry, EntrySettings, HostPath, ListEntry, NodeFiles, OWN_LIST,
+    PROGRAM, Platform, Role, kubeconfig, server_url,
 };
 use detour_cni::cluster::{Api, KubeconfigSummary};
 use detour_cni::cni::{
@@ -35,13 +36,24 @@ const ATTACHMENT_DIRECTORY: &str = "/etc/cni/multus/net.d";
 /// Limit for each credential file. The largest is ca.crt.
 const MAX_CREDENTIAL: u64 = 1 << 20;
 
-/// One of the plugin's configurations on the node.
-struct PlannedConfiguration {
-    target: ConfigurationTarget,
-    network: String,
-    /// Its part of the node configuration.
-    node: NodeConf,
+/// The plugin's configurations on the node.
+#[derive(Default)]
+struct Configurations {
+    /// Those with a file of their own.
+    files: Vec<DesiredFile>,
+    /// For each network, its part of the node configuration.
+    nodes: Vec<(String, NodeConf)>,
     warnings: Vec<String>,
+}
+
+impl Configurations {
+    /// Adds the configuration of a network with a file of its own.
+    fn add(&mut self, entry: &Entry, network: &str, path: HostPath) -> Result<()> {
+        let content = Content::Text(entry.standalone(network)?);
+        self.files.push(DesiredFile { path, role: Role::Configuration, content });
+        self.nodes.push((network.to_owned(), entry.node()));
+        Ok(())
+    }
 }
 
 /// The desired installation.
@@ -172,12 +184,8 @@ impl InstallOptions {
         warn: &dyn Fn(Vec<String>),
     ) -> Result<DesiredState> {
         let platform = self.platform(node);
-        let directory = |flag: &Option<HostPath>, default: &str| match flag {
-            Some(path) => Ok(path.clone()),
-            None => default.parse::<HostPath>().map_err(|why| anyhow!(why)),
-        };
-        let bin_dir = directory(&self.bin_dir, platform.bin_dir)?;
-        let conf_dir = directory(&self.conf_dir, platform.conf_dir)?;
+        let bin_dir = self.bin_dir(node)?;
+        let conf_dir = directory(self.conf_dir.as_ref(), platform.conf_dir)?;
         let settings = EntrySettings {
             given: given.config.clone(),
             kubeconfig: self.kubeconfig.clone().or_else(|| token.map(|_| own_kubeconfig())),
@@ -188,117 +196,92 @@ impl InstallOptions {
             primary: self.primary,
         };
         let is_chained = self.chained.unwrap_or(platform.chained);
-        let only_in_chain = self.multus_chain.is_some() && self.conf_name.is_none() && settings.only_excludes()?;
-        let mut planned = Vec::new();
+        let entry = settings.entry()?;
+        let only_in_chain = self.multus_chain.is_some() && self.conf_name.is_none() && entry.only_excludes();
+        let mut configurations = Configurations::default();
+        let mut list = None;
         if is_chained || (given.attachments.is_empty() && !only_in_chain) {
-            planned.push(self.of_cluster_network(node, &settings, given, (is_chained, &conf_dir))?);
+            configurations.warnings = self.check(node, &entry, "--config: ")?;
+            let network = given.network(!is_chained)?;
+            if is_chained {
+                let (dir, file) = (conf_dir.clone(), self.conf_name.clone());
+                list = Some(ListEntry { dir, file, value: entry.listed()?, own_list: self.own_list });
+                configurations.nodes.push((network, entry.node()));
+            } else {
+                let name = self.conf_name.as_deref().unwrap_or("istio-cni.conf");
+                configurations.add(&entry, &network, conf_dir.join(name))?;
+            }
         } else {
             given.network(false)?;
         }
-        let attachment_dir = if is_chained { directory(&None, ATTACHMENT_DIRECTORY)? } else { conf_dir.clone() };
+        let attachment_dir = if is_chained { directory(None, ATTACHMENT_DIRECTORY)? } else { conf_dir };
         for attachment in &given.attachments {
-            let configuration = self.of_attachment(node, &settings, attachment, &attachment_dir);
             let place = || format!("{}: attachment {:?}", self.attachments_place(), attachment.name);
-            planned.push(configuration.with_context(place)?);
+            let added = self.add_attachment(node, &settings, attachment, &attachment_dir, &mut configurations);
+            added.with_context(place)?;
         }
         if let Some(directory) = &self.multus_chain {
-            let is_checked = given.attachments.is_empty() && !only_in_chain;
-            planned.push(self.of_multus_chain(node, &settings, directory, is_checked)?);
+            ensure!(
+                entry.conf.primary.is_none(),
+                "--multus-chain {directory}: expected a configuration without clusterNetwork and delegates: the primary \
+                 plugin runs the chain itself (auxiliaryCNIChainName)"
+            );
+            // The configuration of the cluster network is the same: if there is one, it is checked already.
+            if !given.attachments.is_empty() || only_in_chain {
+                configurations.warnings.extend(self.check(node, &entry, "--config: ")?);
+            }
+            configurations.add(&entry, &directory.name(), directory.join(MULTUS_CHAIN_FILE))?;
         }
-        let (mut configurations, mut nodes, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
-        for configuration in planned {
-            configurations.push(configuration.target);
-            nodes.push((configuration.network, configuration.node));
-            warnings.extend(configuration.warnings);
+        warn(configurations.warnings);
+        let program = |name| DesiredFile {
+            path: bin_dir.join(name),
+            role: Role::Program,
+            content: Content::Program(PROGRAM_FILE.into(), program.clone()),
+        };
+        let mut files: Vec<_> = self.program_names().into_iter().map(program).collect();
+        if let Some(token) = token.filter(|_| self.kubeconfig.is_none()) {
+            files.push(self.written_kubeconfig(token)?);
         }
-        warn(warnings);
-        let written_token = token.filter(|_| self.kubeconfig.is_none());
+        files.extend(node_configuration(configurations.nodes)?);
+        files.extend(configurations.files);
         Ok(DesiredState {
-            installer: env::var("HOSTNAME").unwrap_or_else(|_| "the command line".into()),
             owner: None,
             platform: Some(platform.name.to_owned()),
-            program: program.clone(),
-            programs: self.program_names().into_iter().map(|name| bin_dir.join(name)).collect(),
-            kubeconfig: written_token.map(|token| self.written_kubeconfig(token)).transpose()?,
-            node: node_configuration(nodes)?,
-            configurations,
+            files,
+            entry: list,
             multus_chain: self.multus_chain.clone(),
             expired: None,
         })
     }
 
-    /// Returns the configuration of the cluster network: an entry of its list if `is_chained`, otherwise a file.
-    fn of_cluster_network(
-        &self,
-        node: &NodeFiles,
-        settings: &EntrySettings,
-        given: &GivenKeys,
-        (is_chained, directory): (bool, &HostPath),
-    ) -> Result<PlannedConfiguration> {
-        let warnings = self.check(node, settings, "--config: ")?;
-        let network = given.network(!is_chained)?;
-        let target = if is_chained {
-            ConfigurationTarget::Listed {
-                dir: directory.clone(),
-                file: self.conf_name.clone(),
-                entry: settings.member()?,
-                own_list: self.own_list,
-            }
-        } else {
-            let name = self.conf_name.as_deref().unwrap_or("istio-cni.conf");
-            ConfigurationTarget::Own { path: directory.join(name), text: settings.standalone(&network)? }
-        };
-        Ok(PlannedConfiguration { target, network, node: settings.node()?, warnings })
-    }
-
-    /// Returns the configuration of an attachment, whose keys override `settings`.
-    fn of_attachment(
+    /// Adds the configuration of an attachment, whose keys override `settings`.
+    fn add_attachment(
         &self,
         node: &NodeFiles,
         settings: &EntrySettings,
         attachment: &Attachment,
         directory: &HostPath,
-    ) -> Result<PlannedConfiguration> {
-        let settings = attachment.settings(settings)?;
+        configurations: &mut Configurations,
+    ) -> Result<()> {
+        let entry = attachment.entry(settings)?;
         let place = if attachment.has_kubeconfig() { "" } else { "--config: " };
-        let warnings = self.check(node, &settings, place)?;
-        let path = directory.join(&attachment.file_name());
-        Ok(PlannedConfiguration {
-            target: ConfigurationTarget::Own { path, text: settings.standalone(&attachment.name)? },
-            network: attachment.name.clone(),
-            node: settings.node()?,
-            warnings: warnings.iter().map(|warning| format!("attachment {:?}: {warning}", attachment.name)).collect(),
-        })
+        let warnings = self.check(node, &entry, place)?.into_iter();
+        let named = warnings.map(|warning| format!("attachment {:?}: {warning}", attachment.name));
+        configurations.warnings.extend(named);
+        configurations.add(&entry, &attachment.name, directory.join(&attachment.file_name()))
     }
 
-    /// Returns the configuration in the directory of Multus's auxiliary chain. The one of the cluster network has the same
-    /// `settings`: if there is one, they are checked already.
-    fn of_multus_chain(
-        &self,
-        node: &NodeFiles,
-        settings: &EntrySettings,
-        directory: &HostPath,
-        is_checked: bool,
-    ) -> Result<PlannedConfiguration> {
-        ensure!(
-            !settings.is_primary()?,
-            "--multus-chain {directory}: expected a configuration without clusterNetwork and delegates: the primary \
-             plugin runs the chain itself (auxiliaryCNIChainName)"
-        );
-        let warnings = if is_checked { Vec::new() } else { self.check(node, settings, "--config: ")? };
-        let network = directory.name().to_owned();
-        let (path, text) = (directory.join(MULTUS_CHAIN_FILE), settings.standalone(&network)?);
-        let target = ConfigurationTarget::Own { path, text };
-        Ok(PlannedConfiguration { target, network, node: settings.node()?, warnings })
-    }
-
-    /// Returns path and text of the kubeconfig to write, or why it has no text now.
-    fn written_kubeconfig(&self, token: &dyn Fn() -> Result<String>) -> Result<(HostPath, Result<String, String>)> {
+    /// Returns the kubeconfig to write. Its text may be unknown now.
+    fn written_kubeconfig(&self, token: &dyn Fn() -> Result<String>) -> Result<DesiredFile> {
         let server = self.server().context(
             "can't write a kubeconfig for the plugin: unknown API server; outside of a pod, add --kubeconfig FILE with a \
              file on the node, or --api-server URL and --service-account DIR",
         )?;
-        Ok((own_kubeconfig(), self.kubeconfig_text(&server, token).map_err(|why| format!("{why:#}"))))
+        let content = match self.kubeconfig_text(&server, token) {
+            Ok(text) => Content::Text(text),
+            Err(why) => Content::Unknown(format!("{why:#}")),
+        };
+        Ok(DesiredFile { path: own_kubeconfig(), role: Role::Kubeconfig, content })
     }
 
     /// Whether the plugin may be the primary plugin on the node.
@@ -314,16 +297,21 @@ impl InstallOptions {
 
     /// Checks a configuration of the plugin and the credentials that it names. Returns warnings. `place` is where the
     /// configuration's own kubeconfig is set.
-    fn check(&self, node: &NodeFiles, settings: &EntrySettings, place: &str) -> Result<Vec<String>> {
-        let mut warnings = self.check_credentials(node, settings.effective_kubeconfig()?.as_ref(), place)?;
-        let (directories, names) = (settings.program_directories()?, self.program_names());
+    fn check(&self, node: &NodeFiles, entry: &Entry, place: &str) -> Result<Vec<String>> {
+        let kubernetes = &entry.conf.kubernetes;
+        let kubeconfig = kubernetes.kubeconfig.clone().filter(|_| kubernetes.manifests_dir.is_none());
+        let mut warnings = self.check_credentials(node, kubeconfig.and_then(HostPath::new).as_ref(), place)?;
+        let bin_dir = self.bin_dir(node)?;
+        let own = kubernetes.cni_bin_dir.clone().and_then(HostPath::new).filter(|own| *own != bin_dir);
+        let directories: Vec<_> = [bin_dir].into_iter().chain(own).collect();
+        let names = self.program_names();
         let is_installed = |_: &NetConf, kind: &str| {
             if names.contains(&kind) { Some(true) } else { node.has_program(kind, &directories) }
         };
         // An agent's container has no mount of it.
         let groups = HostPath::new(GROUP_FILE).and_then(|path| node.reach(&path).ok()).filter(|path| path.is_file());
         let node = TargetNode { is_installed: &is_installed, group_file: groups.as_deref(), may_name_source: false };
-        warnings.extend(settings.check(node)?);
+        warnings.extend(entry.check(node)?);
         Ok(warnings)
     }
 
@@ -352,6 +340,11 @@ impl InstallOptions {
         let reached = node.reach(path)?;
         read_trusted(&reached, MAX_CREDENTIAL)?;
         KubeconfigSummary::read(self.place.root()?, &reached).map_err(|error| anyhow!("{error}"))
+    }
+
+    /// Returns the directory of the program.
+    fn bin_dir(&self, node: &NodeFiles) -> Result<HostPath> {
+        directory(self.bin_dir.as_ref(), self.platform(node).bin_dir)
     }
 
     fn platform(&self, node: &NodeFiles) -> &'static Platform {
@@ -417,8 +410,13 @@ pub(in crate::cli) fn agent_namespace() -> Option<String> {
     env::var("POD_NAMESPACE").ok().filter(|namespace| !namespace.is_empty())
 }
 
-/// Returns path and text of the node configuration for the configurations of these networks.
-fn node_configuration(configurations: Vec<(String, NodeConf)>) -> Result<Option<(HostPath, String)>> {
+/// Returns the directory of a flag, or else the default.
+fn directory(flag: Option<&HostPath>, default: &str) -> Result<HostPath> {
+    flag.map_or_else(|| default.parse().map_err(|why: String| anyhow!(why)), |path| Ok(path.clone()))
+}
+
+/// Returns the node configuration for the configurations of these networks.
+fn node_configuration(configurations: Vec<(String, NodeConf)>) -> Result<Option<DesiredFile>> {
     let mut configurations = configurations.into_iter();
     let Some((_, first)) = configurations.next() else { return Ok(None) };
     let text = first.with_networks(configurations).text();
@@ -428,5 +426,6 @@ fn node_configuration(configurations: Vec<(String, NodeConf)>) -> Result<Option<
          exclude_namespaces of the attachments",
         text.len()
     );
-    Ok(HostPath::new(NODE_CONFIGURATION).map(|path| (path, text)))
+    let file = |path| DesiredFile { path, role: Role::Node, content: Content::Text(text) };
+    Ok(HostPath::new(NODE_CONFIGURATION).map(file))
 }

@@ -342,7 +342,7 @@ fn own_list(target: &CheckTarget, path: &HostPath, OwnList { source, kind }: &Ow
 }
 
 /// Returns a configuration list without the entries of type `kind`. A single plugin becomes a list, as in a copy
-/// (`conflist::list_of`).
+/// (`ConfList::of_file`).
 fn contents(file: &RuntimeFile, kind: &str) -> Result<Value, String> {
     let mut list = file.json.clone()?;
     if list.get("plugins").is_none() {

@@ -2,11 +2,10 @@
 //! change them, and which the runtime needs to delete running pods.
 
 use super::NodeFiles;
-use crate::agent::install::conflist;
+use crate::agent::install::conflist::ConfList;
 use crate::agent::install::error::InstallError;
-use crate::agent::install::plan::{DesiredState, FoundState, MissingPrograms};
+use crate::agent::install::plan::{DesiredState, FoundState};
 use crate::agent::install::record::{InstallRecord, Role};
-use crate::agent::install::settings::PLATFORMS;
 use crate::cni::{NetConf, configuration};
 use crate::host_path::HostPath;
 use crate::netns::find::containers_by_type;
@@ -14,7 +13,7 @@ use crate::plugin::running::guarded_pods;
 use crate::state::{ROOT, Store};
 use crate::sub_plugins::SubPlugin;
 use crate::trusted_file;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -115,32 +114,12 @@ fn configurations(record: &InstallRecord) -> impl Iterator<Item = (&HostPath, Op
 }
 
 /// Returns a configuration list with only its entries of type `kind`; `None` if it has none.
-fn only_entries(path: &HostPath, list: &str, kind: &str) -> Result<Option<String>, String> {
-    let entries = conflist::of_type(list, kind).map_err(|error| format!("{path}: {error}"))?;
-    if entries.is_empty() {
-        return Ok(None);
-    }
-    let list: Value = serde_json::from_str(list).map_err(|error| format!("{path}: {error}"))?;
-    let list = json!({"cniVersion": list["cniVersion"], "name": list["name"], "plugins": entries});
-    Ok(Some(list.to_string()))
+fn only_entries(path: &HostPath, text: &str, kind: &str) -> Result<Option<String>, String> {
+    let list = ConfList::parse(text).map_err(|error| format!("{path}: {error}"))?;
+    let entries: Vec<_> = list.entries(kind).collect();
+    let list = json!({"cniVersion": list.version(), "name": list.name(), "plugins": entries});
+    Ok((!entries.is_empty()).then(|| list.to_string()))
 }
-
-/// The programs of Multus: of its daemon's client, and without a daemon.
-const MULTUS: [&str; 2] = ["multus-shim", "multus"];
-
-/// The types of this program's configurations.
-const OWN_TYPES: [&str; 3] = ["detour", "istio-cni", "excludedns"];
-/// Further directories of plugins: of distributions' packages.
-const OTHER_DIRECTORIES: [&str; 2] = ["/usr/lib/cni", "/usr/libexec/cni"];
-/// The directory with a directory of programs for each version of k3s.
-const K3S_DATA: &str = "var/lib/rancher/k3s/data";
-/// The configurations of containerd and CRI-O that can name the directory of plugins.
-const RUNTIME_CONFIGURATIONS: [&str; 4] = [
-    "/etc/containerd/config.toml",
-    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
-    "/var/vcap/jobs/containerd/config/config.toml",
-    "/etc/crio/crio.conf",
-];
 
 impl NodeFiles {
     /// Whether one of `directories` has the program `name`; `None` if it is not found and one of the directories does
@@ -157,7 +136,7 @@ impl NodeFiles {
 
     /// Returns a warning for each program directory from which the plugin refuses to execute plugins.
     pub(super) fn untrusted(&self, desired: &DesiredState) -> Vec<String> {
-        let directories: BTreeSet<_> = desired.programs.iter().map(HostPath::parent).collect();
+        let directories: BTreeSet<_> = desired.programs().map(HostPath::parent).collect();
         let warning = |directory: &HostPath| {
             let why = self.untrusted_path(directory)?;
             let problem = format!("{directory}: plugins in this directory are not executed: {why}");
@@ -176,7 +155,8 @@ impl NodeFiles {
     /// deletes a pod with the configuration list with which it started, as Multus does with each attachment and with its
     /// auxiliary chain. containerd uses its current configuration list.
     pub(super) fn find_needed_programs(&self, desired: Option<&DesiredState>, found: &mut FoundState) {
-        let is_desired = |path| desired.is_some_and(|desired| desired.programs.contains(path));
+        let is_desired =
+            |path: &HostPath| desired.is_some_and(|desired| desired.programs().any(|program| program == path));
         let programs = found.record.with_role(Role::Program).map(|(path, _)| path);
         let programs: Vec<_> = programs.filter(|path| !is_desired(path)).cloned().collect();
         if programs.is_empty() {
@@ -202,61 +182,6 @@ impl NodeFiles {
     /// Returns the pods that keep a guard.
     pub(super) fn guarded_pods(&self) -> Vec<String> {
         self.records().map(|records| guarded_pods(&records)).unwrap_or_default()
-    }
-
-    /// Returns which plugins of the configuration `text` the directory of the desired programs lacks, if it has none of
-    /// them, and the runtime does not search several directories. A directory with no other plugins is no evidence: the
-    /// installation may have created it.
-    pub(super) fn missing_programs(&self, text: &str, desired: &DesiredState) -> Option<MissingPrograms> {
-        let own = desired.programs.first()?.parent();
-        let types = conflist::types(text).or_else(|_| conflist::types(&conflist::list_of(text)?)).ok()?;
-        let others: Vec<_> = types.into_iter().filter(|kind| !OWN_TYPES.contains(&kind.as_str())).collect();
-        let has_any = |directory: &HostPath| others.iter().any(|kind| self.has(&directory.join(kind)));
-        let configured = self.runtime_directories();
-        if others.is_empty() || has_any(&own) || configured.contains(&own) {
-            return None;
-        }
-        let known = PLATFORMS.iter().map(|platform| platform.bin_dir).chain(OTHER_DIRECTORIES);
-        let known = known.filter_map(HostPath::new);
-        let data = HostPath::root().join(K3S_DATA);
-        let of_k3s = self.names(&data).unwrap_or_default().into_iter().map(|name| data.join(&name).join("bin"));
-        let elsewhere = known.chain(configured).chain(of_k3s).find(has_any);
-        let is_other = |name: &String| {
-            let desired = desired.programs.iter().any(|program| program.name() == *name);
-            !desired
-                && !OWN_TYPES.contains(&name.as_str())
-                && !MULTUS.contains(&name.as_str())
-                && !name.starts_with('.')
-        };
-        let has_others = self.names(&own).unwrap_or_default().iter().any(is_other);
-        (elsewhere.is_some() || has_others).then(|| MissingPrograms { types: others.join(", "), own, elsewhere })
-    }
-
-    /// Returns the directories of plugins in the configurations of containerd and CRI-O.
-    fn runtime_directories(&self) -> Vec<HostPath> {
-        let text = |path: &str| self.file(&HostPath::new(path)?).ok()??.text;
-        let mut found = Vec::new();
-        for text in RUNTIME_CONFIGURATIONS.into_iter().filter_map(text) {
-            let mut lines = text.lines().map(str::trim_start);
-            while let Some(line) = lines.next() {
-                if !["bin_dir", "plugin_dir"].iter().any(|key| line.starts_with(key)) {
-                    continue;
-                }
-                let mut value = line.to_owned();
-                while value.contains('[') && !value.contains(']') {
-                    let Some(more) = lines.next() else { break };
-                    value.push_str(more);
-                }
-                found.extend(value.split(['"', '\'']).filter_map(|path| HostPath::new(path.trim_end_matches('/'))));
-            }
-        }
-        found
-    }
-
-    /// Returns the program of Multus, if it is beside the desired programs.
-    pub(super) fn multus(&self, desired: &DesiredState) -> Option<HostPath> {
-        let beside = |program: &HostPath| MULTUS.map(|name| program.sibling(name));
-        desired.programs.iter().flat_map(beside).find(|program| self.has(program))
     }
 }
 

@@ -1,8 +1,8 @@
 //! The locks of installers on a node: the lock of all changes, and the lock of the agent that leads.
 
 use super::{NodeFiles, open, state_path};
-use crate::agent::install::atomic;
 use crate::agent::install::error::InstallError;
+use crate::agent::install::record::InstallRecord;
 use crate::host_path::HostPath;
 use crate::trusted_file::{self, FileId, create_directories};
 use rustix::fs::OFlags;
@@ -11,33 +11,26 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-/// A file lock on the node, released when this value is dropped.
-#[derive(Debug)]
-pub struct InstallLock(#[expect(dead_code, reason = "held, never read")] File);
-
 /// The lock of the agent that leads on the node, which it holds while it runs.
 #[derive(Debug)]
 pub struct Leadership(#[expect(dead_code, reason = "held, never read")] File);
 
 impl NodeFiles {
-    /// Waits for the lock under which installers change the node.
-    ///
-    /// # Errors
-    /// The state directory can't be written.
-    pub fn lock(&self) -> Result<InstallLock, InstallError> {
+    /// Waits for the lock under which installers change the node. It is released when the file is closed.
+    pub(super) fn lock(&self) -> Result<File, InstallError> {
         let wait = |file: &File| file.lock().map_err(TryLockError::Error);
-        self.locked(&lock_file(), wait)
-            .map(InstallLock)
-            .map_err(|error| InstallError::file("lock", &lock_file(), &error))
+        self.locked(&lock_file(), wait).map_err(|error| InstallError::file("lock", &lock_file(), &error))
     }
 
-    /// Releases the lock, and removes its file if nothing is installed. Another process that waits for the lock
-    /// creates a new file.
-    pub fn forget_lock(&self, lock: InstallLock) {
-        if self.record().is_ok_and(|record| record.is_none()) {
+    /// Removes the file of the lock, which this process holds, if nothing is installed, and that of a killed agent. Another
+    /// process that waits for a lock creates a new file.
+    pub(super) fn remove_locks(&self, installed: &InstallRecord) {
+        if installed.is_empty() {
             self.remove_lock(&lock_file());
         }
-        drop(lock);
+        if self.has(&leadership_file()) && self.lead().is_ok_and(|free| free.is_some()) {
+            self.remove_lock(&leadership_file());
+        }
     }
 
     /// Returns the lock of the agent that leads; `None` while another agent holds it.
@@ -60,12 +53,10 @@ impl NodeFiles {
         file.is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
     }
 
-    /// Removes the file of the lock if this agent leads, or none does. The lock is held during the removal: an agent that
-    /// starts now creates a new file.
-    pub fn forget_leadership(&self, own: Option<Leadership>) {
-        if own.is_some() || (self.has(&leadership_file()) && self.lead().is_ok_and(|free| free.is_some())) {
-            self.remove_lock(&leadership_file());
-        }
+    /// Ends the lead of this agent. The lock is held while its file is removed: an agent that starts now creates a new one.
+    pub fn end_lead(&self, own: Leadership) {
+        self.remove_lock(&leadership_file());
+        drop(own);
     }
 
     /// Locks a file with `lock`; creates it if it is missing.
@@ -88,7 +79,7 @@ impl NodeFiles {
     }
 
     fn remove_lock(&self, path: &HostPath) {
-        if let Err(error) = self.root.reach_entry(path).and_then(|path| atomic::remove(&path)) {
+        if let Err(error) = self.remove(path) {
             tracing::warn!("can't remove {path}: {error}");
         }
     }
