@@ -188,8 +188,8 @@ impl Connections {
     }
 
     /// Serves a connection.
-    pub(super) fn serve(&mut self, work: impl Future<Output = ()> + Send + 'static) {
-        self.open.spawn(work);
+    pub(super) fn serve(&mut self, work: impl Future<Output = ()> + 'static) {
+        self.open.spawn_local(work);
     }
 
     /// Waits for all connections.
@@ -209,6 +209,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
     use tokio::sync::oneshot;
+    use tokio::task::LocalSet;
     use tokio::time::timeout;
 
     /// Longer than any answer takes on a loaded machine. One connection after another would take minutes.
@@ -335,12 +336,15 @@ mod tests {
 
     #[tokio::test]
     async fn connections_beyond_the_limit_wait() {
-        let mut connections = Connections::new(2);
-        let (end, ended) = oneshot::channel::<()>();
-        connections.serve(async move { drop(ended.await) });
-        connections.serve(pending());
-        assert!(timeout(Duration::from_millis(20), connections.room()).await.is_err());
-        drop(end);
-        timeout(DEADLINE, connections.room()).await.expect("one has ended");
+        let beyond_the_limit = async {
+            let mut connections = Connections::new(2);
+            let (end, ended) = oneshot::channel::<()>();
+            connections.serve(async move { drop(ended.await) });
+            connections.serve(pending());
+            assert!(timeout(Duration::from_millis(20), connections.room()).await.is_err());
+            drop(end);
+            timeout(DEADLINE, connections.room()).await.expect("one has ended");
+        };
+        LocalSet::new().run_until(beyond_the_limit).await;
     }
 }

@@ -19,7 +19,6 @@ pub mod taint;
 mod token_bucket;
 mod watch;
 
-pub use containers::ContainerSettings;
 pub use daemon_set::DaemonSet;
 pub use facts::{EndedContainer, ObservedPod};
 pub use metrics::Metrics;

@@ -5,7 +5,7 @@ use super::metrics::Metrics;
 use crate::cluster::{Api, ObjectRef, Token};
 use crate::wait;
 use k8s_openapi::jiff::Timestamp;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -26,8 +26,6 @@ const FIRST_TIMEOUT: Duration = Duration::from_millis(500);
 pub struct PluginToken {
     plugin_account: ObjectRef,
     granted: watch::Receiver<Granted>,
-    /// The token that the plugin uses.
-    used: RefCell<Option<Token>>,
     /// How long the next call waits for the first result.
     timeout: Cell<Duration>,
 }
@@ -47,15 +45,16 @@ impl PluginToken {
     pub fn start(account: Api, plugin_account: ObjectRef, metrics: Metrics) -> Self {
         let (sender, granted) = watch::channel(Granted::default());
         spawn_local(renew(account, plugin_account.clone(), metrics, sender));
-        Self { plugin_account, granted, used: RefCell::default(), timeout: Cell::new(FIRST_TIMEOUT) }
+        Self { plugin_account, granted, timeout: Cell::new(FIRST_TIMEOUT) }
     }
 
-    /// Returns the current token. `installed` returns the token on the node, which an agent that has just started
-    /// reuses while the API server grants none, even if it has expired ([`Self::expired`]).
+    /// Returns the current token, and what the plugin lacks if that has expired: the node is not ready then, but everything
+    /// else is installed. `installed` returns the token on the node, which an agent that has just started reuses while the
+    /// API server grants none.
     ///
     /// # Errors
     /// The API server grants no token, and the node has none; returns the reason.
-    pub fn current(&self, installed: impl FnOnce() -> Option<String>) -> Result<String, String> {
+    pub fn current(&self, installed: impl FnOnce() -> Option<String>) -> Result<(String, Option<String>), String> {
         let has_result = || {
             let granted = self.granted.borrow();
             Ok::<_, Infallible>((granted.token.is_some() || granted.failure.is_some()).then_some(()))
@@ -63,22 +62,10 @@ impl PluginToken {
         let _ = wait::until(self.timeout.replace(Duration::ZERO), [Duration::from_millis(5); 2], has_result);
         let Granted { token, failure } = self.granted.borrow().clone();
         let of_node = || Token::of_account(&installed()?, &self.plugin_account.namespace, &self.plugin_account.name);
-        let used = token.or_else(|| self.used.take()).or_else(of_node);
-        let text = used.as_ref().map(|token| token.text.clone());
-        self.used.replace(used);
-        text.ok_or_else(|| {
-            failure.unwrap_or_else(|| "the API server has not granted the plugin's token yet".to_owned())
-        })
-    }
-
-    /// Returns what the plugin lacks if its token has expired: the node is not ready, but everything else is installed.
-    #[must_use]
-    pub fn expired(&self) -> Option<String> {
-        let expires = self.used.borrow().as_ref()?.expires;
-        let failure = self.granted.borrow().failure.clone();
-        let failure = failure.unwrap_or_else(|| "the API server has not granted another one yet".to_owned());
-        let text = format!("a valid token of the plugin, whose token expired at {expires}: {failure}");
-        (expires <= Timestamp::now()).then_some(text)
+        let failure = failure.unwrap_or_else(|| "the API server has not granted the plugin's token yet".to_owned());
+        let Token { text, expires } = token.or_else(of_node).ok_or_else(|| failure.clone())?;
+        let expired = format!("a valid token of the plugin, whose token expired at {expires}: {failure}");
+        Ok((text, (expires <= Timestamp::now()).then_some(expired)))
     }
 }
 
@@ -136,25 +123,21 @@ mod tests {
         }
     }
 
-    /// A result of the requests, the token on the node, the token that the plugin uses, and whether it has expired.
     #[test]
     fn the_last_token_is_used_until_another_one_is_granted() {
         let (sender, granted) = watch::channel(Granted::default());
         let plugin_account = ObjectRef { namespace: "istio-system".into(), name: "detour".into() };
-        let (used, timeout) = (RefCell::default(), Cell::new(Duration::ZERO));
-        let plugin = PluginToken { plugin_account, granted, used, timeout };
+        let plugin = PluginToken { plugin_account, granted, timeout: Cell::new(Duration::ZERO) };
         let none = || None;
         assert!(plugin.current(none).expect_err("no token").contains("not granted"));
         sender.send_replace(Granted { token: None, failure: Some("down".into()) });
         assert_eq!(plugin.current(none), Err("down".into()));
         let (old, fresh) = (token(1000), token(i64::from(u32::MAX)));
-        sender.send_replace(Granted { token: Some(old.clone()), failure: None });
-        assert_eq!(plugin.current(none), Ok(old.text.clone()));
         sender.send_replace(Granted { token: Some(old.clone()), failure: Some("down".into()) });
-        assert_eq!(plugin.current(none), Ok(old.text), "the rest of the installation can be restored");
-        let expired = plugin.expired().expect("it has expired");
-        assert!(expired.contains("expired at 1970-01-01T00:16:40Z: down"), "{expired}");
+        let (text, expired) = plugin.current(none).expect("the rest of the installation can be restored");
+        let expired = expired.expect("it has expired");
+        assert!(text == old.text && expired.contains("expired at 1970-01-01T00:16:40Z: down"), "{expired}");
         sender.send_replace(Granted { token: Some(fresh.clone()), failure: None });
-        assert_eq!((plugin.current(none), plugin.expired()), (Ok(fresh.text), None));
+        assert_eq!(plugin.current(none), Ok((fresh.text, None)));
     }
 }

@@ -5,12 +5,13 @@ use super::token_bucket::TokenBucket;
 use crate::cluster::{Api, Event};
 use crate::cni::{Code, Error};
 use crate::pod::PodRef;
+use futures_util::future::LocalBoxFuture;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::pending;
 use std::mem::replace;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, spawn_blocking, spawn_local};
+use tokio::task::spawn_local;
 use tokio::time::sleep;
 
 /// The limit of Events that wait for the API server.
@@ -39,7 +40,10 @@ impl PodReports {
     pub fn start(account: Option<Api>) -> Self {
         let Some(account) = account else { return Self::none() };
         let (sender, reports) = mpsc::channel(MAX_WAITING);
-        let write = move |(pod, event): &Report| account.tell(pod, event);
+        let write = move |(pod, event): Report| {
+            let account = account.clone();
+            async move { account.tell(&pod, &event).await }
+        };
         spawn_local(write_all(reports, write, RETRY_DELAY));
         Self(Some(sender))
     }
@@ -59,13 +63,13 @@ impl PodReports {
 }
 
 /// Writes the Events in their order until the last sender is dropped. While the API server does not answer, they wait.
-async fn write_all(
+async fn write_all<F: Future<Output = Result<(), Error>>>(
     mut reports: mpsc::Receiver<Report>,
-    write: impl Fn(&Report) -> Result<(), Error> + Clone + Send + 'static,
+    write: impl Fn(Report) -> F,
     retry_delay: Duration,
 ) {
     let (mut rates, mut waiting, mut logged) = (Rates::default(), VecDeque::new(), None);
-    let mut running: Option<JoinHandle<Result<(), Error>>> = None;
+    let mut running: Option<LocalBoxFuture<'_, Result<(), Error>>> = None;
     let mut has_dropped = false;
     loop {
         let written = async {
@@ -87,10 +91,9 @@ async fn write_all(
                     }
                 }
             },
-            // Fails only if the write panics.
             result = written => {
                 running = None;
-                let error = result.ok().and_then(Result::err);
+                let error = result.err();
                 log(error.as_ref(), &mut logged);
                 if error.is_none_or(|error| error.code != Code::TryAgain) {
                     waiting.pop_front();
@@ -99,11 +102,11 @@ async fn write_all(
             }
         }
         if let (None, Some(report)) = (&running, waiting.front()) {
-            let (write, report) = (write.clone(), report.clone());
+            let write = write(report.clone());
             let pause = if logged == Some(Code::TryAgain) { retry_delay } else { Duration::ZERO };
-            running = Some(tokio::spawn(async move {
+            running = Some(Box::pin(async move {
                 sleep(pause).await;
-                spawn_blocking(move || write(&report)).await.unwrap_or(Ok(()))
+                write.await
             }));
         }
     }
@@ -154,6 +157,7 @@ fn log(error: Option<&Error>, logged: &mut Option<Code>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::future::ready;
     use std::sync::{Arc, Mutex};
 
     fn report(namespace: &str, name: &str, reason: &str) -> Report {
@@ -170,21 +174,21 @@ mod tests {
             let (sender, received) = mpsc::channel(MAX_WAITING);
             let (done, mut ended) = mpsc::channel(1);
             let (own, last) = (Arc::clone(&attempts), last.to_owned());
-            let write = move |(pod, _): &Report| {
+            let write = move |(pod, _): Report| {
                 let mut attempts = own.lock().expect("no panic");
                 attempts.push(format!("{}/{}", pod.namespace, pod.name));
                 if attempts.last() == Some(&last) {
                     let _ = done.try_send(());
                 }
-                answer(attempts.len())
+                ready(answer(attempts.len()))
             };
             for report in reports {
                 sender.try_send(report).expect("room");
             }
-            let writing = tokio::spawn(write_all(received, write, Duration::from_millis(1)));
-            ended.recv().await.expect("written");
-            drop(sender);
-            writing.await.expect("no panic");
+            tokio::select! {
+                () = write_all(received, write, Duration::from_millis(1)) => {}
+                done = ended.recv() => done.expect("written"),
+            }
         });
         attempts.lock().expect("no panic").clone()
     }

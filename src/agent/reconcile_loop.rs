@@ -4,15 +4,12 @@ mod installer;
 mod iteration;
 mod messages;
 
-use super::containers::{ContainerSettings, ExcludedContainers};
 use super::daemon_set::DaemonSet;
 use super::facts::SyncStates;
 use super::health::Health;
-use super::install::NodeFiles;
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
-use super::pods::RepairMode;
-use super::services::{self, Services};
+use super::services::{RunningServices, Services};
 use super::watch::EndSignals;
 use crate::cluster::{Api, Event};
 use crate::pod::PodRef;
@@ -23,16 +20,12 @@ use messages::LastLogged;
 use std::net::SocketAddr;
 use std::process;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 pub use installer::{DesiredInstallation, Installation};
 
 /// The interval of reconciliations if the kernel does not report changes.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The limit of pods that wait for a check of their rules for excluded containers.
-const MAX_DAMAGED: usize = 64;
 
 /// What happens to the plugin when the agent ends, a value of `--on-exit`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -61,8 +54,6 @@ pub struct Job {
     pub services: Option<Services>,
     /// The account that writes Events of pods; `None` to only log Events.
     pub account: Option<Api>,
-    /// How the traffic of excluded containers bypasses the sidecar; `None` if containers can't be excluded.
-    pub containers: Option<ContainerSettings>,
     /// The agent's own pod, for Events of a configuration that is rejected.
     pub own_pod: Option<PodRef>,
 }
@@ -89,17 +80,15 @@ pub async fn run(job: Job) -> Result<(), String> {
     let mut last_event = None;
     let (mut stability, mut logged) = (Stability::default(), LastLogged::default());
     let mut installer = Installer::new(job.installation, job.metrics.clone());
-    let services = ServiceSettings { services: job.services, containers: job.containers, metrics: job.metrics.clone() };
     let mut running: Option<RunningServices> = None;
     let leads = loop {
         let role;
         (installer, role) = installer.run(Installer::role).await?;
-        match (&role, running.take()) {
+        if matches!(role, Role::Foreign) {
             // The agent of the DaemonSet that owns the installation serves the plugin.
-            (Role::Foreign, Some(services)) => services.stop().await,
-            (Role::Foreign, None) => {}
-            (_, Some(services)) => running = Some(services),
-            (_, None) => running = Some(services.start(installer.node(), &reports, &watches)?),
+            stop(running.take()).await;
+        } else if let (None, Some(services)) = (&running, &job.services) {
+            running = Some(services.start(installer.node(), &job.metrics, &reports, &watches)?);
         }
         match role {
             Role::Standby(obstacle) => {
@@ -110,7 +99,7 @@ pub async fn run(job: Job) -> Result<(), String> {
                     () = sleep(STANDBY_INTERVAL) => continue,
                 }
             }
-            Role::Leads => running.iter().filter_map(|running| running.services.as_ref()).for_each(|it| it.lead()),
+            Role::Leads => running.iter().for_each(RunningServices::lead),
             Role::Foreign => {}
         }
         let (iteration, rejected);
@@ -119,7 +108,7 @@ pub async fn run(job: Job) -> Result<(), String> {
         if !installer.watch.is_complete() && !ignore_events {
             delay = delay.min(POLL_INTERVAL);
         }
-        if let Some(RunningServices { services: Some(services), .. }) = &running {
+        if let Some(services) = &running {
             services.report(iteration.taint_decision(&readiness));
         }
         iteration.count(&job.metrics, &readiness);
@@ -145,16 +134,20 @@ pub async fn run(job: Job) -> Result<(), String> {
     let mut result = Ok(());
     if leads {
         let removes = removes(job.on_exit, job.daemon_set.as_ref()).await;
-        let socket = services.services.as_ref().and_then(|services| services.socket.clone());
+        let socket = job.services.and_then(|services| services.socket);
         (_, result) = installer.run(move |installer| installer.end(removes, socket.as_ref())).await?;
-        if let Some(RunningServices { services: Some(services), .. }) = running.as_mut().filter(|_| removes) {
+        if let Some(services) = running.as_mut().filter(|_| removes) {
             services.remove_taint().await;
         }
     }
+    stop(running).await;
+    result
+}
+
+async fn stop(running: Option<RunningServices>) {
     if let Some(services) = running {
         services.stop().await;
     }
-    result
 }
 
 /// Returns the Event for a rejected configuration, for another reason that prevents the installation, or for Multus's
@@ -186,40 +179,5 @@ async fn removes(on_exit: OnExit, daemon_set: Option<&DaemonSet>) -> bool {
             false
         }),
         (OnExit::Leave | OnExit::Auto, _) => false,
-    }
-}
-
-/// The services of an agent whose DaemonSet owns the installation.
-struct ServiceSettings {
-    services: Option<Services>,
-    containers: Option<ContainerSettings>,
-    metrics: Metrics,
-}
-
-struct RunningServices {
-    services: Option<services::RunningServices>,
-    #[expect(dead_code, reason = "held, never read: its tasks end with it")]
-    containers: Option<ExcludedContainers>,
-}
-
-impl ServiceSettings {
-    fn start(&self, node: &NodeFiles, reports: &PodReports, watches: &SyncStates) -> Result<RunningServices, String> {
-        let (sender, damaged) = mpsc::channel(MAX_DAMAGED);
-        let repairs = self.services.as_ref().is_some_and(|services| services.pods.repair != RepairMode::Off);
-        let sender = repairs.then_some(sender);
-        let start = |settings: &ContainerSettings| settings.start(node, &self.metrics, reports.clone(), sender);
-        let containers = self.containers.as_ref().map(start).transpose()?;
-        let of_containers = (containers.clone(), damaged);
-        let start = |services: &Services| services.start(node, &self.metrics, of_containers, reports, watches);
-        let services = self.services.as_ref().map(start).transpose()?;
-        Ok(RunningServices { services, containers })
-    }
-}
-
-impl RunningServices {
-    async fn stop(self) {
-        if let Some(services) = self.services {
-            services.stop().await;
-        }
     }
 }

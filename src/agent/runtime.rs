@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::runtime::Builder;
 use tokio::task::LocalSet;
 
-/// The limit of threads for what blocks: 64 requests of the plugin, and more for a check of each pod whose network
-/// namespace does not respond.
-const MAX_BLOCKING_THREADS: usize = 192;
+/// The limit of threads for what blocks: the checks of pods (8) and of excluded containers, each of which waits while its
+/// network namespace does not respond, and the installation.
+const MAX_BLOCKING_THREADS: usize = 128;
 /// The time after which an idle one of them ends.
 const THREAD_IDLE_TIME: Duration = Duration::from_secs(10);
 
@@ -21,7 +21,7 @@ pub fn run_tasks<T>(work: impl Future<Output = T>) -> io::Result<T> {
     builder.enable_all().max_blocking_threads(MAX_BLOCKING_THREADS).thread_keep_alive(THREAD_IDLE_TIME);
     let runtime = builder.build()?;
     let result = LocalSet::new().block_on(&runtime, work);
-    // Does not wait for threads that wait for the API server.
+    // Does not wait for threads that still block.
     runtime.shutdown_background();
     Ok(result)
 }

@@ -7,19 +7,21 @@ use super::health::Connections;
 use super::install::NodeFiles;
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
-use super::pods::{PodReconciler, PodSettings, PodSignals};
+use super::pods::{PodReconciler, PodSettings, PodSignals, RepairMode};
 use super::socket;
 use super::taint::{Taint, TaintController};
 use crate::cluster::Api;
 use crate::cluster::agent::PoliciesReport;
 use crate::host_path::HostPath;
-use crate::pod::PodRef;
 use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::timeout;
+
+/// The limit of pods that wait for a check of their rules for excluded containers.
+const MAX_DAMAGED: usize = 64;
 
 /// The settings of the services.
 #[derive(Debug, Clone)]
@@ -34,6 +36,8 @@ pub struct Services {
     pub definitions: bool,
     /// What is done about running pods.
     pub pods: PodSettings,
+    /// The NRI socket of the container runtime, which reports excluded containers; `None` if containers can't be excluded.
+    pub nri_socket: Option<HostPath>,
     /// The key of the taint for a node that is not ready; `None` for no taint.
     pub taint: Option<String>,
 }
@@ -49,21 +53,24 @@ pub(super) struct RunningServices {
 }
 
 impl Services {
-    /// Starts the services for a node. `damaged` names the pods whose rules for excluded containers are missing.
+    /// Starts the services for a node.
     ///
     /// # Errors
-    /// The path of the socket can't be resolved.
+    /// The path of a socket can't be resolved.
     pub(super) fn start(
         &self,
         node: &NodeFiles,
         metrics: &Metrics,
-        (containers, damaged): (Option<ExcludedContainers>, mpsc::Receiver<PodRef>),
         reports: &PodReports,
         states: &SyncStates,
     ) -> Result<RunningServices, String> {
         let (facts, (end, ended)) = (SharedFacts::new(), oneshot::channel());
         let socket = self.socket.as_ref().map(|socket| node.reach(socket)).transpose();
         let socket = socket.map_err(|error| error.to_string())?;
+        let (sender, damaged) = mpsc::channel(MAX_DAMAGED);
+        let sender = (self.pods.repair != RepairMode::Off).then_some(sender);
+        let start = |path: &HostPath| ExcludedContainers::start(path, node, metrics, reports.clone(), sender);
+        let containers = self.nri_socket.as_ref().map(start).transpose()?;
         let (policies, policies_report) = watch::channel(PoliciesReport::default());
         let answers = Answers {
             facts: facts.clone(),

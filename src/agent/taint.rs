@@ -11,12 +11,8 @@ use tokio::time::{sleep, timeout};
 
 /// New pods are not scheduled onto the node; running ones stay (k8s.io/api, `core/v1`: `TaintEffectNoSchedule`).
 const EFFECT: &str = "NoSchedule";
-/// The pause after a conflict and after a first failure, and the longest one.
-const MIN_PAUSE: Duration = Duration::from_millis(200);
-const MAX_PAUSE: Duration = Duration::from_secs(60);
-/// The number of conflicts in a row that do not count as failures: kubelets and controllers change a node that joins
-/// at the same time.
-const MAX_CONFLICTS: u32 = 10;
+/// The pauses after failures. Kubelets and controllers change a node that joins at the same time, so conflicts are usual.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
 /// How long an agent that ends waits for its last change.
 const END_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -49,7 +45,7 @@ impl Taint {
 
     /// Runs until the controller is dropped and its last state is applied.
     async fn run(self, mut updates: watch::Receiver<Option<bool>>) {
-        let (mut backoff, mut logged) = (Backoff::new(MIN_PAUSE, MAX_PAUSE), String::new());
+        let (mut backoff, mut logged) = (BACKOFF, String::new());
         loop {
             let desired = updates.wait_for(Option::is_some).await.map(|desired| *desired == Some(true));
             let Ok(is_tainted) = desired else { return };
@@ -66,7 +62,8 @@ impl Taint {
                     }
                 }
                 Err(error) => {
-                    if logged != error.to_string() {
+                    let is_conflict = error.code == Code::PodUnknown;
+                    if !is_conflict && logged != error.to_string() {
                         let change = if is_tainted { "add" } else { "remove" };
                         tracing::warn!("can't {change} taint {} of node {}: {error}", self.key, self.node);
                         logged = error.to_string();
@@ -83,19 +80,9 @@ impl Taint {
 
     /// Adds or removes the taint. Returns whether that changed the node.
     async fn reconcile(&self, is_tainted: bool) -> Result<bool, Error> {
-        let mut conflicts = 0;
-        loop {
-            let node = self.account.node(&self.node).await?;
-            let Some(taints) = changed(&node.taints, &self.key, is_tainted) else { return Ok(false) };
-            match self.account.taint(&NodeTaints { taints, ..node }).await {
-                Ok(()) => return Ok(true),
-                Err(error) if error.code == Code::PodUnknown && conflicts < MAX_CONFLICTS => {
-                    conflicts += 1;
-                    sleep(MIN_PAUSE).await;
-                }
-                Err(error) => return Err(error),
-            }
-        }
+        let node = self.account.node(&self.node).await?;
+        let Some(taints) = changed(&node.taints, &self.key, is_tainted) else { return Ok(false) };
+        self.account.taint(&NodeTaints { taints, ..node }).await.map(|()| true)
     }
 }
 

@@ -9,8 +9,8 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{DesiredState, Digest, HostPath, NodeFiles, token_in};
 use detour_cni::agent::{
-    ContainerSettings, DaemonSet, DesiredInstallation, Installation, Job, Metrics, OnExit, PluginToken, PodSettings,
-    RepairMode, Services, run, run_tasks,
+    DaemonSet, DesiredInstallation, Installation, Job, Metrics, OnExit, PluginToken, PodSettings, RepairMode, Services,
+    run, run_tasks,
 };
 use detour_cni::cluster::{Api, ObjectRef};
 use detour_cni::cni::LogLevel;
@@ -135,6 +135,7 @@ impl AgentArguments {
             plugin_token,
             socket: services.as_ref().and_then(|services| services.socket.clone()),
             accepted: RefCell::default(),
+            expired: RefCell::default(),
             warned: RefCell::default(),
         };
         let job = Job {
@@ -150,7 +151,6 @@ impl AgentArguments {
             metrics,
             services,
             account: self.account(&shared, "Events of pods").ok(),
-            containers: self.nri_socket.clone().map(|nri_socket| ContainerSettings { nri_socket }),
             own_pod: self.own_pod(),
         };
         run(job).await.map_err(|why| anyhow!(why))
@@ -202,8 +202,10 @@ impl AgentArguments {
 
     fn services(&self, shared: &OnceCell<Api>) -> Option<Services> {
         let node_name = self.node_name();
-        if let (None, Some(taint)) = (&node_name, &self.taint) {
-            tracing::warn!("--taint {taint}: the agent sets no taint: unknown node name; add --node-name NAME");
+        for (flag, is_given) in [("--taint", self.taint.is_some()), ("--nri-socket", self.nri_socket.is_some())] {
+            if is_given && node_name.is_none() {
+                tracing::warn!("{flag} has no effect: unknown node name; add --node-name NAME");
+            }
         }
         let node_name = node_name?;
         let account = self.account(shared, "pods are not watched").inspect_err(|why| tracing::warn!("{why}"));
@@ -214,6 +216,7 @@ impl AgentArguments {
             // Only a primary plugin asks for definitions.
             definitions: self.install.may_be_primary(),
             pods: PodSettings { repair: self.repair, live_policy: self.live_policy },
+            nri_socket: self.nri_socket.clone(),
             taint: self.taint.clone(),
         })
     }
@@ -230,6 +233,8 @@ struct DesiredSource {
     socket: Option<HostPath>,
     /// The last valid configuration.
     accepted: RefCell<Option<GivenKeys>>,
+    /// What the plugin lacks if its token has expired.
+    expired: RefCell<Option<String>>,
     /// The warnings of the last evaluation.
     warned: RefCell<Vec<String>>,
 }
@@ -261,8 +266,7 @@ impl DesiredSource {
         let token = Some(token).filter(|_| !self.without_token);
         let warn = |warnings| self.log_new(warnings);
         let desired = self.install.desired(&self.node, &self.program, given, token, self.socket.as_ref(), &warn)?;
-        let expired = self.plugin_token.as_ref().and_then(PluginToken::expired);
-        Ok(DesiredState { expired, ..desired })
+        Ok(DesiredState { expired: self.expired.take(), ..desired })
     }
 
     /// Returns the token for the plugin's kubeconfig.
@@ -272,7 +276,9 @@ impl DesiredSource {
             let reached = self.node.reach(&own_kubeconfig()).ok()?;
             token_in(&String::from_utf8(read_trusted(&reached, MAX_KUBECONFIG).ok()?).ok()?)
         };
-        token.current(installed).map_err(|why| anyhow!(why))
+        let (token, expired) = token.current(installed).map_err(|why| anyhow!(why))?;
+        self.expired.replace(expired);
+        Ok(token)
     }
 
     /// Logs each warning once, although the configuration is evaluated again and again.

@@ -38,52 +38,42 @@ pub(super) struct Observed {
     pub(super) has_started: bool,
 }
 
-/// What the check needs to know.
-#[derive(Debug)]
+/// What the check needs to know, and its result.
+#[derive(Debug, Default)]
 pub(super) struct Check {
     pub(super) sandbox_id: String,
-    /// The result of the last check.
-    pub(super) saved: Saved,
+    /// What saved state said at the last check, and then what it says now; `None` if it can't be read.
+    pub(super) saved: Option<Saved>,
     pub(super) containers: Vec<Observed>,
     /// The IDs of the containers whose first instruction the runtime delays.
     pub(super) awaited: Vec<String>,
-    /// The IDs of containers that have exited.
+    /// The IDs of containers that have exited; the check adds those that it finds.
     pub(super) exited: Vec<String>,
     /// Whether `containers` has all running containers of the sandbox.
     pub(super) is_complete: bool,
     /// Whether the sets are compared also if the sandbox excludes none of the awaited containers.
     pub(super) is_full: bool,
-}
-
-/// The result of a check.
-#[derive(Debug, Default)]
-pub(super) struct Checked {
-    /// What saved state says now; `None` if it can't be read.
-    pub(super) saved: Option<Saved>,
-    /// The pod, if the saved state was read again.
+    /// Result: the pod, if the saved state was read again.
     pub(super) pod: Option<PodRef>,
-    pub(super) awaited: Vec<String>,
-    /// The excluded containers that run, each with its control group, and whether that has a process.
+    /// Result: the excluded containers that run, each with its control group, and whether that has a process.
     pub(super) running: Vec<(String, ContainerGroup, bool)>,
-    /// The IDs of the containers that have exited.
-    pub(super) exited: Vec<String>,
-    /// The changes of the sets, if the kernel applied them.
+    /// Result: the changes of the sets, if the kernel applied them.
     pub(super) applied: Option<ContainerChanges>,
-    /// The failure that ended the check, or the first one to find a control group.
+    /// Result: the failure that ended the check, or the first one to find a control group.
     pub(super) error: Option<Error>,
 }
 
 impl Check {
-    pub(super) fn run(self, root: &HostRoot) -> Checked {
-        let mut checked = Checked { awaited: self.awaited.clone(), exited: self.exited.clone(), ..Checked::default() };
-        if let Err(error) = self.fill(root, &mut checked) {
-            checked.error = Some(error);
+    pub(super) fn run(mut self, root: &HostRoot) -> Self {
+        if let Err(error) = self.fill(root) {
+            self.error = Some(error);
         }
-        checked
+        self
     }
 
-    fn fill(&self, root: &HostRoot, checked: &mut Checked) -> Result<(), Error> {
-        let saved = checked.saved.insert(self.read(root, &mut checked.pod)?);
+    fn fill(&mut self, root: &HostRoot) -> Result<(), Error> {
+        let known = self.saved.take().unwrap_or_default();
+        let saved = self.saved.insert(read(&self.sandbox_id, known, root, &mut self.pod)?);
         let Some(excluded) = saved.excluded.clone() else { return Ok(()) };
         let named = || self.containers.iter().filter(|one| names(&excluded, &one.reported.name));
         if !self.is_full && !named().any(|one| self.awaited.contains(&one.reported.id)) {
@@ -99,34 +89,33 @@ impl Check {
             match container.group(hierarchy) {
                 Ok(Some((group, has_process))) => {
                     running.push(RunningContainer { name, id: id.clone(), cgroup: group.id });
-                    checked.running.push((id, group, has_process));
+                    self.running.push((id, group, has_process));
                 }
-                Ok(None) => checked.exited.push(id),
-                Err(error) => checked.error = checked.error.take().or(Some(error)),
+                Ok(None) => self.exited.push(id),
+                Err(error) => self.error = self.error.take().or(Some(error)),
             }
         }
-        let complete = self.is_complete && checked.error.is_none();
-        let observed = ObservedContainers { running: &running, exited: &checked.exited, complete };
-        checked.applied = Some(excluded.reconcile(root, observed)?);
+        let complete = self.is_complete && self.error.is_none();
+        let observed = ObservedContainers { running: &running, exited: &self.exited, complete };
+        self.applied = Some(excluded.reconcile(root, observed)?);
         Ok(())
     }
+}
 
-    /// Reads the saved state if it has changed, and finds the pod.
-    fn read(&self, root: &HostRoot, pod: &mut Option<PodRef>) -> Result<Saved, Error> {
-        let directory = Path::new(ROOT).join(&self.sandbox_id);
-        let modified = fs::symlink_metadata(directory).and_then(|metadata| metadata.modified()).ok();
-        if modified.is_some() && modified == self.saved.modified {
-            return Ok(self.saved.clone());
-        }
-        let is_old = |time: &SystemTime| time.elapsed().is_ok_and(|age| age > TIME_STAMP_PRECISION);
-        let modified = modified.filter(is_old);
-        let excluded = ExcludedContainers::find(&self.sandbox_id, root)?.map(Arc::new);
-        if excluded.is_some() {
-            // Without it, Events are only logged.
-            *pod = find::pod_of_sandbox(root, &self.sandbox_id).ok().flatten();
-        }
-        Ok(Saved { modified, excluded })
+/// Reads the saved state if it has changed since it was `known`, and finds the pod.
+fn read(sandbox_id: &str, known: Saved, root: &HostRoot, pod: &mut Option<PodRef>) -> Result<Saved, Error> {
+    let directory = Path::new(ROOT).join(sandbox_id);
+    let modified = fs::symlink_metadata(directory).and_then(|metadata| metadata.modified()).ok();
+    if modified.is_some() && modified == known.modified {
+        return Ok(known);
     }
+    let is_old = |time: &SystemTime| time.elapsed().is_ok_and(|age| age > TIME_STAMP_PRECISION);
+    let excluded = ExcludedContainers::find(sandbox_id, root)?.map(Arc::new);
+    if excluded.is_some() {
+        // Without it, Events are only logged.
+        *pod = find::pod_of_sandbox(root, sandbox_id).ok().flatten();
+    }
+    Ok(Saved { modified: modified.filter(is_old), excluded })
 }
 
 impl Observed {

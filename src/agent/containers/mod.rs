@@ -19,40 +19,31 @@ use tokio::task::spawn_local;
 /// The limit of questions that wait for the task.
 const MAX_QUESTIONS: usize = 64;
 
-/// The settings for excluded containers.
-#[derive(Debug, Clone)]
-pub struct ContainerSettings {
-    /// The runtime's NRI socket.
-    pub nri_socket: HostPath,
-}
-
 /// A running task. It ends with the last clone.
 #[derive(Debug, Clone)]
 pub(super) struct ExcludedContainers(mpsc::Sender<Question>);
 
-impl ContainerSettings {
-    /// Starts the task. `damaged` gets the pods whose rules for excluded containers are missing; it is `None` if the agent
-    /// does not repair pods.
+impl ExcludedContainers {
+    /// Starts the task, which registers at the runtime's NRI socket. `damaged` gets the pods whose rules for excluded
+    /// containers are missing; it is `None` if the agent does not repair pods.
     ///
     /// # Errors
     /// The path of the socket can't be resolved.
     pub(super) fn start(
-        &self,
+        nri_socket: &HostPath,
         node: &NodeFiles,
         metrics: &Metrics,
         reports: PodReports,
         damaged: Option<mpsc::Sender<PodRef>>,
-    ) -> Result<ExcludedContainers, String> {
-        let path = node.reach(&self.nri_socket).map_err(|error| error.to_string())?;
+    ) -> Result<Self, String> {
+        let path = node.reach(nri_socket).map_err(|error| error.to_string())?;
         let (sender, questions) = mpsc::channel(MAX_QUESTIONS);
-        let (root, nri_socket) = (HostRoot::new(node.root()), self.nri_socket.clone());
+        let (root, nri_socket) = (HostRoot::new(node.root()), nri_socket.clone());
         let task = Task { root, nri_socket, metrics: metrics.clone(), reports, damaged };
         spawn_local(task.run(path, questions));
-        Ok(ExcludedContainers(sender))
+        Ok(Self(sender))
     }
-}
 
-impl ExcludedContainers {
     /// Returns the answer to CHECK and `doctor` about a sandbox.
     pub(super) async fn status(&self, sandbox_id: String) -> ContainersStatus {
         let (answer, status) = oneshot::channel();

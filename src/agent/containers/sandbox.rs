@@ -1,6 +1,6 @@
 //! The state of a pod sandbox: its containers as the runtime reports them, and the bypass of the excluded ones.
 
-use super::check::{Check, Checked, Observed, Saved, names};
+use super::check::{Check, Observed, Saved, names};
 use crate::agent::metrics::Metrics;
 use crate::agent::nri::{NriContainer, NriPod, START_TIMEOUT};
 use crate::cluster::Event;
@@ -214,12 +214,13 @@ impl Sandbox {
         let running = self.containers.values().filter(|container| !container.is_ended());
         Some(Check {
             sandbox_id: self.id.clone(),
-            saved: self.saved.clone(),
+            saved: Some(self.saved.clone()),
             containers: running.map(|container| container.observed.clone()).collect(),
             awaited: ids(Container::is_awaited),
             exited: ids(Container::is_ended),
             is_complete,
             is_full,
+            ..Check::default()
         })
     }
 
@@ -227,7 +228,7 @@ impl Sandbox {
     /// whether a set is missing.
     pub(super) fn finish(
         &mut self,
-        mut checked: Checked,
+        mut checked: Check,
         (is_complete, repairs): (bool, bool),
         metrics: &Metrics,
     ) -> bool {
@@ -287,7 +288,7 @@ impl Sandbox {
     }
 
     /// Records the changes of the sets.
-    fn apply(&mut self, checked: Checked, metrics: &Metrics) {
+    fn apply(&mut self, checked: Check, metrics: &Metrics) {
         for id in &checked.exited {
             if let Some(container) = self.containers.get_mut(id) {
                 container.answer(metrics);

@@ -1,7 +1,7 @@
 //! The task that owns the state of all pod sandboxes. It waits for the runtime's reports, the results of checks, and
 //! questions; nothing in it blocks.
 
-use super::check::Checked;
+use super::check::Check;
 use super::sandbox::{Container, Sandbox};
 use crate::agent::metrics::Metrics;
 use crate::agent::nri::{self, NriContainer, NriPod, NriReport, NriStatus};
@@ -40,7 +40,7 @@ type Scan = io::Result<BTreeMap<String, SystemTime>>;
 /// The result of a job.
 enum Done {
     Scanned(Scan),
-    Checked(String, Box<Checked>),
+    Checked(String, Box<Check>),
 }
 
 /// The connection to the runtime.
@@ -144,9 +144,9 @@ impl State {
             let Some(check) = sandbox.begin(is_registered) else { continue };
             let (id, root) = (sandbox.id.clone(), self.task.root.clone());
             self.jobs.spawn(async move {
-                let checked = spawn_blocking(move || check.run(&root)).await.unwrap_or_else(|panic| Checked {
+                let checked = spawn_blocking(move || check.run(&root)).await.unwrap_or_else(|panic| Check {
                     error: Some(Error::new(Code::TryAgain, format!("the check failed: {panic}; the agent retries"))),
-                    ..Checked::default()
+                    ..Check::default()
                 });
                 Done::Checked(id, Box::new(checked))
             });

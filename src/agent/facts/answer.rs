@@ -6,13 +6,12 @@ use super::watching::SyncStates;
 use crate::agent::containers::ExcludedContainers;
 use crate::agent::metrics::Metrics;
 use crate::cluster::agent::{AgentAnswer, CallReport, ContainersStatus, PoliciesReport, RequestKind};
-use crate::cluster::{Api, Cluster, DefinitionQuery, Event, Lookup, ObjectRef};
+use crate::cluster::{Api, DefinitionQuery, Event, Lookup, ObjectRef};
 use crate::cni::{CniCommand, Code, Error};
 use crate::pod::{Facts as PodFacts, Namespace, PodRef};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
 /// How long the watch may take to report a missing object: the runtime may be faster.
@@ -115,7 +114,8 @@ impl Answers {
                 let reason = if pod.uid.is_some() { "unknown-pod" } else { "pod-without-uid" };
                 self.count_fallback(self.facts.pods(), reason);
                 let fallback = self.cached_facts(&pod, needs_namespace);
-                let facts = self.ask_or(fallback, deadline, move |api| api.facts(&pod, needs_namespace)).await?;
+                let facts =
+                    self.ask_or(fallback, deadline, async |api| api.find_facts(&pod, needs_namespace).await).await?;
                 (facts.pod, namespace.or(facts.namespace))
             }
         };
@@ -166,8 +166,7 @@ impl Answers {
         }
         let fallback = cached_object(self.facts.namespaces(), "", &pod.namespace);
         self.count_fallback(self.facts.namespaces(), "unknown-namespace");
-        let pod = pod.clone();
-        self.ask_or(fallback, deadline, move |api| api.namespace(&pod)).await
+        self.ask_or(fallback, deadline, async |api| api.find_namespace(pod).await).await
     }
 
     async fn definitions(&self, queries: Vec<DefinitionQuery>, deadline: Instant) -> Result<Vec<Lookup>, Error> {
@@ -189,7 +188,7 @@ impl Answers {
         }
         let fallback = queries.iter().map(cached).collect::<Option<Vec<_>>>();
         self.count_fallback(cache, "unknown-definition");
-        self.ask_or(fallback, deadline, move |api| api.definitions(&queries)).await
+        self.ask_or(fallback, deadline, async |api| api.find_definitions(&queries).await).await
     }
 
     async fn report(
@@ -200,13 +199,13 @@ impl Answers {
         deadline: Instant,
     ) -> Result<AgentAnswer, Error> {
         let pod = self.account.own(pod);
-        let report = move |api: &dyn Cluster| api.report(&pod, status.as_deref(), &events);
+        let report = async |api: Api| api.send_report(&pod, status.as_deref(), &events).await;
         self.ask(deadline, report).await.map(|()| AgentAnswer::Done)
     }
 
     async fn probe(&self, deadline: Instant) -> Result<AgentAnswer, Error> {
         if !self.facts.pods().is_synced() {
-            self.ask(deadline, |api| api.probe()).await?;
+            self.ask(deadline, async |api| api.check().await).await?;
         }
         Ok(AgentAnswer::Done)
     }
@@ -217,11 +216,11 @@ impl Answers {
     }
 
     /// Returns the answer of the API server, or `fallback` if it gives none. With a fallback there is one attempt.
-    async fn ask_or<T: Send + 'static>(
+    async fn ask_or<T>(
         &self,
         fallback: Option<T>,
         deadline: Instant,
-        request: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
+        request: impl AsyncFnOnce(Api) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let result = if fallback.is_some() {
             let deadline = deadline.min(Instant::now() + FIRST_TIMEOUT);
@@ -239,32 +238,19 @@ impl Answers {
     }
 
     /// Returns the answer of the API server.
-    async fn ask<T: Send + 'static>(
-        &self,
-        deadline: Instant,
-        request: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
-    ) -> Result<T, Error> {
+    async fn ask<T>(&self, deadline: Instant, request: impl AsyncFnOnce(Api) -> Result<T, Error>) -> Result<T, Error> {
         self.ask_through(|api| api, deadline, request).await
     }
 
-    /// Sends a request to the API server from another thread, which may block.
-    async fn ask_through<T: Send + 'static>(
+    async fn ask_through<T>(
         &self,
         settings: fn(Api) -> Api,
         deadline: Instant,
-        request: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
+        request: impl AsyncFnOnce(Api) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let (account, started) = (Arc::clone(&self.account), Instant::now());
-        let timed_out = move || no_answer(format!("no answer within {:.1} s", (deadline - started).as_secs_f32()));
-        let answer = spawn_blocking(move || {
-            // The task may have waited for a free thread.
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() { Err(timed_out()) } else { request(&settings(account.within(left))) }
-        });
-        match timeout_at(deadline + MARGIN / 2, answer).await {
-            Ok(answer) => answer.map_err(|error| no_answer(error.to_string()))?,
-            Err(_) => Err(timed_out()),
-        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let answer = timeout_at(deadline + MARGIN / 2, request(settings(self.account.within(left)))).await;
+        answer.unwrap_or_else(|_| Err(no_answer(format!("no answer within {:.1} s", left.as_secs_f32()))))
     }
 }
 

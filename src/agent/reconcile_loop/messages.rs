@@ -1,54 +1,52 @@
 //! What the loop logs.
 
 use super::iteration::{HOLD_TIME, Iteration, Readiness};
-use crate::agent::install::InstallPlan;
 use std::time::{Duration, Instant};
 
-/// The last logged state; only changes of it are logged.
+/// What was logged last; only changes are logged.
 #[derive(Debug, Default)]
 pub(super) struct LastLogged {
     state: String,
-    rejected: Option<String>,
+    rejected: String,
     followed: Option<Instant>,
     ready: bool,
+}
+
+/// Whether `state` is new and not empty.
+fn is_new(last: &mut String, state: &str) -> bool {
+    let is_new = last != state;
+    state.clone_into(last);
+    is_new && !state.is_empty()
 }
 
 impl LastLogged {
     /// Logs each rejected configuration once, and that the newest one is accepted again.
     pub(super) fn rejected(&mut self, reason: Option<&str>) {
-        if self.rejected.as_deref() == reason {
-            return;
+        if !self.rejected.is_empty() && reason.is_none() {
+            tracing::info!("the newest configuration is accepted");
         }
-        match reason {
-            Some(reason) => tracing::error!("{reason}"),
-            None => tracing::info!("the newest configuration is accepted"),
+        if is_new(&mut self.rejected, reason.unwrap_or_default()) {
+            tracing::error!("{}", self.rejected);
         }
-        self.rejected = reason.map(str::to_owned);
     }
 
     /// Logs once that another agent leads, and why this one could not.
     pub(super) fn standby(&mut self, obstacle: Option<&str>) {
         let state = "another agent leads on this node; this agent is on standby";
-        let state = obstacle.map_or_else(|| state.to_owned(), |why| format!("{state} and could not lead: {why}"));
-        if self.state != state {
-            match obstacle {
-                None => tracing::info!("{state}"),
-                Some(_) => tracing::error!("{state}"),
+        match obstacle {
+            None if is_new(&mut self.state, state) => tracing::info!("{state}"),
+            None => {}
+            Some(why) => {
+                let state = format!("{state} and could not lead: {why}");
+                if is_new(&mut self.state, &state) {
+                    tracing::error!("{state}");
+                }
             }
-            self.state = state;
         }
     }
 
-    /// Logs that the own list followed its source, once in [`HOLD_TIME`].
-    fn followed(&mut self, plan: &InstallPlan) {
-        if self.followed.is_none_or(|logged| logged.elapsed() > HOLD_TIME) {
-            let actions = plan.actions.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-            tracing::info!("the cluster network's configuration list changed: {actions}");
-            self.followed = Some(Instant::now());
-        }
-    }
-
-    /// Logs each applied action, each new state, and when the node becomes ready.
+    /// Logs each applied action, each new state, and when the node becomes ready. That the own list follows its source is
+    /// logged once in [`HOLD_TIME`].
     pub(super) fn iteration(&mut self, iteration: &Iteration, readiness: &Readiness, delay: Duration) {
         let state = match iteration {
             Iteration::Repaired(plan) => {
@@ -58,20 +56,24 @@ impl LastLogged {
                 {
                     tracing::warn!("{reason}; next check in {} s", delay.as_secs());
                 }
-                String::new()
+                ""
             }
             Iteration::Followed(plan) => {
-                self.followed(plan);
-                self.state.clone()
+                if self.followed.is_none_or(|logged| logged.elapsed() > HOLD_TIME) {
+                    let actions = plan.actions.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+                    tracing::info!("the cluster network's configuration list changed: {actions}");
+                    self.followed = Some(Instant::now());
+                }
+                return;
             }
             Iteration::Settled(state)
             | Iteration::Lacks(state)
             | Iteration::Waits(state)
             | Iteration::ChainSkipped(state)
             | Iteration::Failed(state)
-            | Iteration::Occupied(state) => state.clone(),
+            | Iteration::Occupied(state) => state,
         };
-        if self.state != state && !state.is_empty() {
+        if is_new(&mut self.state, state) {
             match iteration {
                 Iteration::Failed(_) | Iteration::Occupied(_) | Iteration::ChainSkipped(_) => {
                     tracing::error!("{state}");
@@ -80,7 +82,6 @@ impl LastLogged {
                 _ => tracing::info!("{state}"),
             }
         }
-        self.state = state;
         let ready = *readiness == Readiness::Ready;
         if ready && !self.ready {
             tracing::info!("the plugin is ready on this node");

@@ -65,8 +65,8 @@ impl Api {
     ///
     /// # Errors
     /// As [`Cluster::report`](crate::cluster::Cluster::report).
-    pub fn tell(&self, pod: &PodRef, one: &Event) -> Result<(), Error> {
-        self.change(event(&self.own(pod.clone()), one))
+    pub async fn tell(&self, pod: &PodRef, one: &Event) -> Result<(), Error> {
+        self.change(event(&self.own(pod.clone()), one)).await
     }
 
     /// Returns a pod of this account's node, for reports.
@@ -83,7 +83,8 @@ impl Api {
         let preconditions = Preconditions { uid: pod.uid.clone(), resource_version: Some(resource_version.to_owned()) };
         let params = DeleteParams::default().preconditions(preconditions);
         let target = Target(Kind::POD, Some(&pod.namespace), &pod.name);
-        self.change(ApiRequest::of_object("delete", "pods", target, |pods| pods.delete(&pod.name, &params)))
+        let request = ApiRequest::of_object("delete", "pods", target, |pods| pods.delete(&pod.name, &params));
+        self.session()?.run(self.change(request))
     }
 
     /// Gets a node (`get nodes`).
@@ -112,12 +113,12 @@ impl Api {
         let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": {"taints": taints}});
         let request = ApiRequest::of_object("patch", "nodes", Target(Kind::NODE, None, name), |nodes| {
             nodes.patch(name, &PatchParams::default(), &Patch::Merge(patch))
-        })?;
-        self.within(WRITE_TIMEOUT).sent(&request, |_: IgnoredAny| Ok(())).await
+        });
+        self.change(request).await
     }
 
-    fn change(&self, request: Result<ApiRequest, Error>) -> Result<(), Error> {
-        self.within(WRITE_TIMEOUT).write(&[request?])
+    async fn change(&self, request: Result<ApiRequest, Error>) -> Result<(), Error> {
+        self.within(WRITE_TIMEOUT).sent(&request?, |_: IgnoredAny| Ok(())).await
     }
 
     /// Returns whether a DaemonSet exists and is not being deleted; retries for `timeout`.

@@ -160,18 +160,15 @@ impl Api {
         self.session()?.send(request, Deadline { awaits: false, ..self.deadline() }, accept).await
     }
 
-    /// Sends all requests concurrently and waits for all of them. "Not found" is not retried: the object existed.
-    pub(super) fn write(&self, requests: &[ApiRequest]) -> Result<(), Error> {
-        let (session, deadline) = (self.session()?, Deadline { awaits: false, ..self.deadline() });
-        let send = |request| session.send(request, deadline, |_: IgnoredAny| Ok(()));
-        Error::all(session.run(join_all(requests.iter().map(send))))
-    }
-
     /// Returns the objects of a collection, with one attempt per page. `subject` describes them in messages.
     pub(super) fn all<T: DeserializeOwned>(&self, collection: &Collection, subject: String) -> Result<Vec<T>, Error> {
+        self.session()?.run(self.find_all(collection, subject))
+    }
+
+    async fn find_all<T: DeserializeOwned>(&self, collection: &Collection, subject: String) -> Result<Vec<T>, Error> {
         let (session, mut objects) = (self.session()?, Vec::new());
         let request = ApiRequest::list(collection, subject)?;
-        let listed = session.run(session.list(collection, false, self.timeout, |object| objects.push(object)));
+        let listed = session.list(collection, false, self.timeout, |object| objects.push(object)).await;
         listed.map(|_| objects).map_err(|failure| session.error(&request, failure))
     }
 
@@ -191,8 +188,9 @@ impl Api {
     }
 }
 
-impl Cluster for Api {
-    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
+/// The requests for facts and the reports, for tasks. [`Cluster`] has them for callers that block.
+impl Api {
+    pub(crate) async fn find_facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
         let session = self.session().map_err(|error| with_pod(wanted, error))?;
         let deadline = self.deadline();
         let namespace = async {
@@ -205,33 +203,16 @@ impl Cluster for Api {
                 other => other.map(|namespace| Ok(Some(namespace))),
             }
         };
-        session.run(async {
-            let (pod, namespace) = tokio::try_join!(self.get_pod(session, deadline, wanted), namespace)?;
-            Ok(Facts { pod, namespace: namespace? })
-        })
+        let (pod, namespace) = tokio::try_join!(self.get_pod(session, deadline, wanted), namespace)?;
+        Ok(Facts { pod, namespace: namespace? })
     }
 
-    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
+    pub(crate) async fn find_namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
         let session = self.session().map_err(|error| with_pod(wanted, error))?;
-        session.run(self.get_namespace(session, self.deadline(), wanted))
+        self.get_namespace(session, self.deadline(), wanted).await
     }
 
-    fn probe(&self) -> Result<(), Error> {
-        let request = ApiRequest::get(Kind::POD, Some("default"), "detour-status-probe")?;
-        let at_once = Self { deadline: None, ..self.within(PROBE_TIMEOUT) };
-        match at_once.send(&request, |_: PodObject| Ok(())) {
-            // "Not found" shows that the server answers and grants the permission to get pods.
-            Err(error) if error.code == Code::PodUnknown => Ok(()),
-            result => result,
-        }
-    }
-}
-
-impl Definitions for Api {
-    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        if wanted.is_empty() {
-            return Ok(Vec::new());
-        }
+    pub(crate) async fn find_definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         let (session, deadline) = (self.session()?, self.deadline());
         let look_up = async |DefinitionQuery { object, awaited }: &DefinitionQuery| {
             let request = ApiRequest::get(Kind::DEFINITION, Some(&object.namespace), &object.name)?;
@@ -241,15 +222,53 @@ impl Definitions for Api {
                 result => result,
             }
         };
-        session.run(try_join_all(wanted.iter().map(look_up)))
+        try_join_all(wanted.iter().map(look_up)).await
+    }
+
+    pub(crate) async fn check(&self) -> Result<(), Error> {
+        let request = ApiRequest::get(Kind::POD, Some("default"), "detour-status-probe")?;
+        let at_once = Self { deadline: None, ..self.within(PROBE_TIMEOUT) };
+        match at_once.sent(&request, |_: PodObject| Ok(())).await {
+            // "Not found" shows that the server answers and grants the permission to get pods.
+            Err(error) if error.code == Code::PodUnknown => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Sets the network status and records the Events concurrently. "Not found" is not retried: the pod existed.
+    pub(crate) async fn send_report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
+        let status = status.map(|status| network_status(pod, status));
+        let requests = status.into_iter().chain(events.iter().map(|one| event(pod, one)));
+        let requests = requests.collect::<Result<Vec<_>, _>>()?;
+        let limited = self.within(WRITE_TIMEOUT.min(self.timeout));
+        Error::all(join_all(requests.iter().map(|request| limited.sent(request, |_: IgnoredAny| Ok(())))).await)
+    }
+}
+
+impl Cluster for Api {
+    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
+        let session = self.session().map_err(|error| with_pod(wanted, error))?;
+        session.run(self.find_facts(wanted, with_namespace))
+    }
+
+    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
+        let session = self.session().map_err(|error| with_pod(wanted, error))?;
+        session.run(self.find_namespace(wanted))
+    }
+
+    fn probe(&self) -> Result<(), Error> {
+        self.session()?.run(self.check())
+    }
+}
+
+impl Definitions for Api {
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
+        if wanted.is_empty() { Ok(Vec::new()) } else { self.session()?.run(self.find_definitions(wanted)) }
     }
 }
 
 impl Reports for Api {
-    /// Sets the network status and records the Events concurrently.
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
-        let status = status.map(|status| network_status(pod, status));
-        let requests = status.into_iter().chain(events.iter().map(|one| event(pod, one)));
-        self.within(WRITE_TIMEOUT.min(self.timeout)).write(&requests.collect::<Result<Vec<_>, _>>()?)
+        self.session()?.run(self.send_report(pod, status, events))
     }
 }

@@ -77,8 +77,8 @@ fn the_taint_is_added_and_removed_and_others_stay() {
 
 #[test]
 fn conflicts_do_not_delay_the_taint() {
-    // With a pause that doubles after each conflict, the last attempt would come after 160 s.
-    let (script, changes) = node(&Value::Null, 10);
+    // After 5 conflicts, the pauses are 10 s together at most.
+    let (script, changes) = node(&Value::Null, 5);
     let changes = Arc::new(Mutex::new(changes));
     scene_with(script, move |scene| {
         let taint = start(scene);

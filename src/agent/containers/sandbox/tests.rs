@@ -55,8 +55,8 @@ impl Scene {
     }
 
     /// Ends a check with this result.
-    fn finish(&mut self, checked: Checked) {
-        let checked = Checked { saved: Some(saved()), ..checked };
+    fn finish(&mut self, checked: Check) {
+        let checked = Check { saved: Some(saved()), ..checked };
         self.sandbox.finish(checked, (self.is_registered, true), &self.metrics);
     }
 
@@ -72,7 +72,7 @@ impl Scene {
     fn fail(&mut self, why: &str) {
         self.sandbox.wake();
         let checked = unchanged(&self.begin());
-        self.finish(Checked { error: Some(Error::new(Code::KernelRefused, why)), ..checked });
+        self.finish(Check { error: Some(Error::new(Code::KernelRefused, why)), ..checked });
     }
 
     /// Starts a container. Returns the answer that the runtime waits for.
@@ -107,12 +107,12 @@ impl Scene {
 }
 
 /// A check that did not change the sets.
-fn unchanged(check: &Check) -> Checked {
-    Checked { awaited: check.awaited.clone(), exited: check.exited.clone(), ..Checked::default() }
+fn unchanged(check: &Check) -> Check {
+    Check { awaited: check.awaited.clone(), exited: check.exited.clone(), ..Check::default() }
 }
 
 /// A check that changed the sets.
-fn applied(check: &Check, ids: &[&str], added: &[&str]) -> Checked {
+fn applied(check: &Check, ids: &[&str], added: &[&str]) -> Check {
     let group = |id: &str| ContainerGroup { id: CGROUP, path: format!("/pods/{id}") };
     let element = |id: &&str| ContainerElement::new(ContainerScope::All, CGROUP, VAULT, id);
     let changes = ContainerChanges {
@@ -121,7 +121,7 @@ fn applied(check: &Check, ids: &[&str], added: &[&str]) -> Checked {
         removed: 0,
     };
     let running = ids.iter().map(|id| ((*id).to_owned(), group(id), true)).collect();
-    Checked { running, applied: Some(changes), ..unchanged(check) }
+    Check { running, applied: Some(changes), ..unchanged(check) }
 }
 
 fn ids(check: &Check) -> Vec<&str> {
@@ -214,7 +214,7 @@ fn an_ending_container_is_checked_until_it_has_no_process() {
     scene.sandbox.stopped(&container("2", "web"));
     let check = scene.begin();
     assert_eq!((ids(&check), check.containers[0].has_started), (vec!["1"], true));
-    scene.finish(Checked { exited: vec!["1".into()], ..applied(&check, &[], &[]) });
+    scene.finish(Check { exited: vec!["1".into()], ..applied(&check, &[], &[]) });
     assert!(scene.sandbox.containers.is_empty());
     // The report of a start may come after the exit.
     scene.sandbox.started(container("1", VAULT));
@@ -332,7 +332,7 @@ fn a_sandbox_without_saved_state_and_containers_is_forgotten() {
     scene.sandbox.removed(container("1", VAULT));
     assert!(!scene.sandbox.is_unused());
     scene.sandbox.scanned(None);
-    let checked = Checked { saved: Some(Saved::default()), ..unchanged(&scene.begin()) };
+    let checked = Check { saved: Some(Saved::default()), ..unchanged(&scene.begin()) };
     scene.sandbox.finish(checked, (true, true), &scene.metrics);
     assert!(scene.sandbox.is_unused());
 }
