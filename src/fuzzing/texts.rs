@@ -315,7 +315,7 @@ pub(super) fn pod(input: &[u8]) {
         selected: Vec::new(),
         failure: None,
         origin,
-        socket_lb: std::collections::BTreeSet::new(),
+        socket_lb: Vec::new(),
     });
 }
 

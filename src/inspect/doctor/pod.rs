@@ -54,16 +54,17 @@ pub(super) fn references(
         let definition = definition(source, &selection);
         let found = |definition: &Definition| CheckVerdict::pass(definition.object.to_string());
         results.add(checks::DEFINITION_FOUND, definition.as_ref().map_or_else(Clone::clone, found));
-        let is_known = definition.is_ok();
-        let unknown = |_| CheckVerdict::not_checked("the definition is not known");
-        let led = definition.map_err(unknown).and_then(|definition| led_to(target, conf, &definition, results));
-        let verdict = match &led {
-            Ok((found, _)) => CheckVerdict::pass(format!("{}: {found}", named(&selection))),
-            Err(verdict) => verdict.clone(),
+        let Ok(definition) = definition else {
+            results.run(checks::DEFINITION_LEADS, || CheckVerdict::not_checked("the definition is not known"));
+            continue;
         };
-        let needed = if is_known { &[] } else { checks::DEFINITION_LEADS.needs };
-        results.after(needed, checks::DEFINITION_LEADS, || verdict);
-        ours.extend(led.ok().and_then(|(_, ours)| ours));
+        match led_to(target, conf, &definition, results) {
+            Ok((found, own)) => {
+                results.add(checks::DEFINITION_LEADS, CheckVerdict::pass(format!("{}: {found}", named(&selection))));
+                ours.extend(own);
+            }
+            Err(verdict) => results.add(checks::DEFINITION_LEADS, verdict),
+        }
     }
     ours
 }
