@@ -1,12 +1,11 @@
 //! NetworkAttachmentDefinitions from an API server and from a directory of manifests.
 
-use crate::scene::{api, directory, has_both, kubeconfig, manifests, status, wanted};
+use crate::scene::{api, directory, kubeconfig, manifests, status};
 use crate::server::{Answer, Request, Server};
 use detour_cni::cluster::{self, Cluster, DefinitionQuery, Lookup, ObjectRef};
 use detour_cni::cni::{Code, Error};
 use serde_json::{Value, json};
 use std::fs;
-use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 const PATH: &str = "/apis/k8s.cni.cncf.io/v1";
@@ -58,18 +57,6 @@ fn definitions_arrive_in_order_with_their_exact_configuration() {
 }
 
 #[test]
-fn definitions_are_requested_concurrently() {
-    let meeting = Barrier::new(5);
-    let server = Server::plain(move |request| {
-        meeting.wait();
-        has_shops(request)
-    });
-    let wanted: Vec<_> = (0..5).map(|i| object("shop", &format!("n{i}"))).collect();
-    assert_eq!(source("same-time", &server, LONG).definitions(&wanted).expect("definitions").len(), 5);
-    assert_eq!(server.requests().len(), 5);
-}
-
-#[test]
 fn no_request_is_sent_for_an_empty_list_or_an_invalid_name() {
     let server = Server::plain(has_shops);
     let source = source("nothing", &server, LONG);
@@ -78,15 +65,6 @@ fn no_request_is_sent_for_an_empty_list_or_an_invalid_name() {
         assert_eq!(source.definitions(&[wrong]).expect_err("no name").code, Code::Environment);
     }
     assert_eq!(server.connections(), 0);
-}
-
-#[test]
-fn an_absent_specification_is_an_empty_configuration() {
-    for (test, spec) in [("null", Value::Null), ("empty", json!({})), ("no-config", json!({"config": null}))] {
-        let server = Server::plain(move |_| Answer::json(200, &definition("shop", "a", &spec)));
-        let found = source(test, &server, LONG).definitions(&[object("shop", "a")]).expect("definitions");
-        assert!(matches!(&found[0], Lookup::Found(found) if found.config.is_empty()), "{found:?}");
-    }
 }
 
 #[test]
@@ -110,13 +88,6 @@ fn a_missing_definition_that_is_not_awaited_is_not_retried() {
     let found = source("at-once", &server, LONG).definitions(&[wanted]).expect("an answer");
     assert!(matches!(&found[..], [Lookup::Missing(why)] if why.contains("/other/")), "{found:?}");
     assert_eq!(server.requests().len(), 1);
-}
-
-#[test]
-fn a_definition_that_appears_during_the_retries_is_found() {
-    let server = Server::plain(|request| if request.nth == 0 { status(404, "not yet") } else { has_shops(request) });
-    let found = source("appears", &server, LONG).definitions(&[object("shop", "a")]).expect("definitions");
-    assert!(matches!(found[..], [Lookup::Found(_)]), "{found:?}");
 }
 
 #[test]
@@ -157,19 +128,6 @@ fn namespaces_with_a_definition_are_listed_with_one_request() {
         assert_eq!(server.requests().len(), 1, "{test}");
     }
     assert_eq!(source("list-name", &server, LONG).namespaces_with_definition("x,y"), None);
-}
-
-#[test]
-fn requests_reuse_the_connection() {
-    let server = Server::plain(|request| match request.line.contains(PATH) {
-        true => has_shops(request),
-        false => has_both(request),
-    });
-    let source = source("connection", &server, LONG);
-    source.facts(&wanted(), false).expect("facts");
-    source.definitions(&[object("shop", "a")]).expect("definitions");
-    source.definitions(&[object("shop", "b")]).expect("definitions");
-    assert_eq!((server.requests().len(), server.connections()), (3, 1));
 }
 
 #[test]

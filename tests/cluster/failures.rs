@@ -1,9 +1,8 @@
 //! Failures of the API server: which errors are retried, for how long, and which message they produce.
 
-use crate::scene::{GET_POD, api, facts, facts_by, has_both, kubeconfig, pod, status, wanted};
+use crate::scene::{GET_POD, api, facts, facts_by, has_both, kubeconfig, pod, status};
 use crate::server::{Answer, Request, Server};
 use crate::support::called::{Called, plugin};
-use detour_cni::cluster;
 use detour_cni::cni::{Code, Error};
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -116,17 +115,6 @@ fn rejected_credentials_are_not_retried() {
     assert_eq!(error.code, Code::Forbidden);
     assert!(error.msg.contains("get namespaces"), "{error}");
     assert!(took < SOON, "it waited for the response about the pod: {took:?}");
-}
-
-#[test]
-fn an_invalid_name_is_not_sent_to_the_server() {
-    let server = Server::plain(has_both);
-    let path = kubeconfig("traversal", &json!({"server": server.http()}), &json!({}));
-    let mut wanted = wanted();
-    wanted.name = "../secrets/x".into();
-    let source = cluster::source(&api(&path, SHORT)).expect("a source");
-    assert_eq!(source.facts(&wanted, true).expect_err("no name").code, Code::Environment);
-    assert_eq!(server.connections(), 0);
 }
 
 #[test]

@@ -68,13 +68,6 @@ fn a_pod_with_another_uid_is_not_found() {
 }
 
 #[test]
-fn a_pod_without_a_manifest_is_unknown() {
-    let error = read("no-pod", &[("n.yaml", NAMESPACE)]).expect_err("no pod");
-    assert_eq!(error.code, Code::PodUnknown);
-    assert!(error.msg.contains("shop/web-0") && error.msg.contains("no-pod"), "{error}");
-}
-
-#[test]
 fn a_namespace_without_a_manifest_has_no_annotations() {
     let facts = read("no-namespace", &[("p.yaml", POD)]).expect("the pod is there");
     assert_eq!(facts.namespace, Some(Namespace { name: "shop".into(), ..Namespace::default() }));

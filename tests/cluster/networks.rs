@@ -235,20 +235,3 @@ fn invalid_definitions_are_rejected() {
         assert!(error.code == Code::InvalidConfig && error.msg.contains(&wanted), "{error}");
     }
 }
-
-#[test]
-fn a_failed_lookup_keeps_its_code_and_names_the_pod() {
-    let failure = Some(Error::new(Code::TryAgain, "NetworkAttachmentDefinition shop/a: no usable answer"));
-    let cluster = Fake { failure, ..Fake::default() };
-    let error = resolve(&delegate(), Some(&cluster), Some(&pod("a", None)), "eth0", None).expect_err("a failure");
-    let wanted = "networks of pod shop/web-0: NetworkAttachmentDefinition shop/a: no usable answer";
-    assert_eq!(error, Error::new(Code::TryAgain, wanted));
-}
-
-#[test]
-fn warnings_are_returned() {
-    let cluster = Fake::with(&[("shop", "a", BRIDGE)]);
-    let pod = pod(r#"[{"name": "a", "nmae": 1}]"#, None);
-    let found = resolve(&delegate(), Some(&cluster), Some(&pod), "eth0", None).expect("networks");
-    assert!(found.warnings.len() == 1 && found.warnings[0].contains("nmae: unknown field"), "{:?}", found.warnings);
-}

@@ -133,31 +133,6 @@ fn pods_beyond_the_queue_limit_are_checked_later() {
 }
 
 #[test]
-fn only_a_deletion_waits_for_the_rate_limit() {
-    scene(|scene| {
-        let deleted: Vec<Arc<ObservedPod>> = (0..5).map(|_| scene.pod().unvalidated()).collect();
-        let (mut repair, start) = (scene.repair_by(RepairMode::Delete), Instant::now());
-        assert_eq!(repair.run_pass(&deleted, start).len(), 5);
-        let drifted = scene.pod();
-        drifted.call(scene, "ADD");
-        drifted.tool("nft", &["flush", "ruleset"], "");
-        let bare = ObservedPod { owned: false, ..ObservedPod::clone(&scene.pod().unvalidated()) };
-        let waiting = scene.pod().unvalidated();
-        let pods = [Arc::new(drifted.observed()), Arc::new(bare), waiting];
-        let done = repair.run_pass(&pods, start + Duration::from_secs(1));
-        let outcomes: Vec<_> = done.iter().map(|done| (done.cause, &done.outcome)).collect();
-        assert!(
-            matches!(
-                outcomes[..],
-                [(Cause::Drift, RepairOutcome::Repaired), (Cause::ValidationFailed, RepairOutcome::Failed(why))]
-                    if why.contains("no controller")
-            ),
-            "{outcomes:?}"
-        );
-    });
-}
-
-#[test]
 fn a_new_sandbox_is_skipped_until_its_addresses_are_known() {
     scene(|scene| {
         let pod = scene.pod();
