@@ -196,28 +196,4 @@ in_both_dialects! {
             assert!(arrivals.iter().all(|arrival| direct(arrival) || captured(arrival)), "{arrivals:?}");
         }
     }
-
-    fn long_connections_survive_each_switch_under_tproxy(dialect) {
-        let proxy = Process { uid: 0, gid: 1337 };
-        let world = World::new(Families::Both);
-        let state = |excludes: bool| {
-            let mut all = annotations(excludes);
-            all.push(("sidecar.istio.io/interceptionMode", "TPROXY".to_owned()));
-            let all: Vec<(&str, &str)> = all.iter().map(|(key, value)| (*key, value.as_str())).collect();
-            world.manifests(&[pod::NAMESPACE, &pod::manifest(false, proxy, &all)])
-        };
-        let states = [false, true].map(state);
-        world.add(&dialect.of(exclude_1337(&states[0])));
-        let mut connections = long_connections(&world);
-        follow(&world, &states[1]).expect("applied");
-        connections.extend(long_connections(&world));
-        for switch in 0..SWITCHES {
-            follow(&world, &states[switch % 2]).expect("applied");
-            connections.iter().for_each(|connection| connection.wait_for(1));
-        }
-        for connection in connections {
-            let (arrivals, _) = connection.stop();
-            assert_eq!(arrivals.len(), 1, "{arrivals:?}");
-        }
-    }
 }
