@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs the release binary under faults: each system call of an ADD fails once, or the process is killed before it; what
-# the kernel refuses, saved state, network namespaces, executables, concurrent calls (docs/cost.md). hack/test.sh runs
-# the same tests with one system call of each kind.
+# Runs the release binary under faults: each system call of an ADD fails once, or the process is killed before it; saved
+# state, network namespaces, concurrent calls (docs/cost.md). hack/test.sh runs the same tests with one system call of
+# each kind.
 #
-# Usage: hack/faults.sh [NAME OF TESTS]…     for example: hack/faults.sh faults::netns faults::state
+# Usage: hack/faults.sh [NAME OF TESTS]…     for example: hack/faults.sh faults::an_add
 # Environment: DETOUR_PROGRAM (the binary; built if unset)
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -246,14 +246,6 @@ istio_charts() {
     echo "$(tools_directory)/istio-charts-$(sed -n 's/^\tistio.io\/istio \(v.*\)$/\1/p' tests/injector/go.mod)"
 }
 
-# cnitool calls plugins through libcni, as a runtime does.
-need_cnitool() {
-    [[ ! -x ~/go/bin/cnitool ]] && ! command -v cnitool >/dev/null || return 0
-    need_go cnitool
-    say "building cnitool (about ten seconds)"
-    GOBIN=~/go/bin go install github.com/containernetworking/cni/cnitool@v1.3.0 </dev/null
-}
-
 # The API server of the tests and its clients, in the version of their go.mod: kube-apiserver, kubectl, and the kubelet
 # that runs commands in containers.
 need_apiserver() {

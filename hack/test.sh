@@ -48,9 +48,6 @@ fi
 if needed_for containers; then
     need_nri_runtime
 fi
-if needed_for primary; then
-    need_cnitool
-fi
 say "building the traffic tool"
 cargo build --locked --examples </dev/null
 # Many tests wait for a timeout or a retry.

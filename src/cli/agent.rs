@@ -202,10 +202,13 @@ impl AgentArguments {
 
     fn services(&self, shared: &OnceCell<Api>) -> Option<Services> {
         let node_name = self.node_name();
-        for (flag, is_given) in [("--taint", self.taint.is_some()), ("--nri-socket", self.nri_socket.is_some())] {
-            if is_given && node_name.is_none() {
-                tracing::warn!("{flag} has no effect: unknown node name; add --node-name NAME");
-            }
+        if let (None, Some(taint)) = (&node_name, &self.taint) {
+            tracing::warn!("--taint {taint}: the agent sets no taint: unknown node name; add --node-name NAME");
+        }
+        if let (None, Some(path)) = (&node_name, &self.nri_socket) {
+            tracing::warn!(
+                "--nri-socket {path}: containers can't be excluded: unknown node name; add --node-name NAME"
+            );
         }
         let node_name = node_name?;
         let account = self.account(shared, "pods are not watched").inspect_err(|why| tracing::warn!("{why}"));

@@ -60,7 +60,6 @@ impl ClusterArguments {
             }
             let mut names = trusted_file::names_in(&reached).map_err(|error| read_failed(path, &error))?;
             names.retain(|name| is_configuration_file(name));
-            names.sort();
             for name in names {
                 let place = path.join(&name);
                 let text = read(&reached.join(&name), &place)?;

@@ -13,13 +13,13 @@ use detour_cni::netns::find::{FoundNetns, of_container, of_pod, of_uid};
 use detour_cni::netns::{NetNs, interface_with, outgoing_interface};
 use detour_cni::pod::Pod;
 use detour_cni::state::{ROOT, Store};
-use std::fs;
+use detour_cni::trusted_file::names_in;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// The extensions of the files that `--definitions DIR` reads.
-const MANIFEST_EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
+const MANIFEST_EXTENSIONS: [&str; 3] = [".yaml", ".yml", ".json"];
 
 /// Selects a pod, from manifests or from the cluster, and a configuration.
 #[derive(Debug, Args)]
@@ -137,16 +137,9 @@ fn manifest_files(path: &Path) -> Result<Vec<PathBuf>, CommandError> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
-    let failed = |error| read_failed(path, &error);
-    let mut files = Vec::new();
-    for entry in fs::read_dir(path).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        if path.extension().is_some_and(|extension| MANIFEST_EXTENSIONS.iter().any(|known| extension == *known)) {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(files)
+    let mut names = names_in(path).map_err(|error| read_failed(path, &error))?;
+    names.retain(|name| MANIFEST_EXTENSIONS.iter().any(|known| name.ends_with(known)));
+    Ok(names.iter().map(|name| path.join(name)).collect())
 }
 
 /// Selects a network namespace on this node.

@@ -144,8 +144,7 @@ pub struct RulesReport {
 
 impl RulesReport {
     /// Returns the rules of other programs that precede one of detour's in the same netfilter chain.
-    #[must_use]
-    pub fn in_front(&self) -> Vec<&RuleLine> {
+    pub(super) fn in_front(&self) -> Vec<&RuleLine> {
         let chains = self.rules.chunk_by(|a, b| (&a.table, &a.chain) == (&b.table, &b.chain));
         let before = chains.flat_map(|chain| {
             let last = chain.iter().rposition(|line| line.mark == Mark::Fine).unwrap_or(0);
@@ -190,14 +189,12 @@ impl RuleLine {
     }
 
     /// Returns whether the rule differs from the desired state; foreign rules do not.
-    #[must_use]
-    pub fn is_drift(&self) -> bool {
+    pub(super) fn is_drift(&self) -> bool {
         !matches!(self.mark, Mark::Fine | Mark::Foreign)
     }
 
     /// Returns the rule with its place and its difference, in one line.
-    #[must_use]
-    pub fn described(&self) -> String {
+    pub(super) fn described(&self) -> String {
         let how = match self.mark {
             Mark::Fine => "present",
             mark => mark.label().0,

@@ -14,7 +14,6 @@ use crate::sub_plugins::executables;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::collections::BTreeSet;
 use std::path::{self, Path, PathBuf};
 
 /// Limit for the objects that a message lists.
@@ -40,7 +39,7 @@ pub struct Subject {
     /// Where the configuration comes from.
     pub origin: ConfigurationOrigin,
     /// The products whose programs replace Service addresses on the pod's node, if this is known.
-    pub socket_lb: BTreeSet<Product>,
+    pub socket_lb: Vec<&'static Product>,
 }
 
 /// Where the configuration of a report comes from.
@@ -334,7 +333,7 @@ impl Subject {
             facts,
             template_of: None,
             origin,
-            socket_lb: BTreeSet::new(),
+            socket_lb: Vec::new(),
         })
     }
 

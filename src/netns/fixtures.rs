@@ -46,20 +46,17 @@ impl Fixtures {
     /// Returns those of these fixtures that have an object in `fixtures`.
     #[must_use]
     pub fn those_with(&self, fixtures: &BTreeSet<Fixture>) -> Self {
-        let has = |(route, rule)| {
-            [Kind::Route(route), Kind::Rule(rule)].iter().any(|kind| fixtures.contains(&Fixture(*kind)))
-        };
+        let has = |routing: &Routing| routing.objects().any(|fixture| fixtures.contains(&fixture));
         Self {
-            proxy_loopback: self.proxy_loopback && fixtures.contains(&Fixture(Kind::ProxyLoopback)),
-            routing: self.routing.iter().copied().filter(|routing| routing.parts().any(has)).collect(),
+            proxy_loopback: self.proxy_loopback && fixtures.contains(&Fixture::ProxyLoopback),
+            routing: self.routing.iter().copied().filter(has).collect(),
         }
     }
 
     /// Returns the objects of the fixtures.
     fn objects(&self) -> BTreeSet<Fixture> {
-        let routing = self.routing.iter().flat_map(|routing| routing.parts());
-        let kinds = routing.flat_map(|(route, rule)| [Kind::Route(route), Kind::Rule(rule)]);
-        kinds.chain(self.proxy_loopback.then_some(Kind::ProxyLoopback)).map(Fixture).collect()
+        let routing = self.routing.iter().flat_map(|routing| routing.objects());
+        routing.chain(self.proxy_loopback.then_some(Fixture::ProxyLoopback)).collect()
     }
 
     /// Returns the objects that are missing in the namespace, or have no effect.
@@ -67,26 +64,23 @@ impl Fixtures {
     /// # Errors
     /// The kernel does not list policy rules or routes.
     pub fn missing(&self, addresses: OwnFamilies) -> Result<BTreeSet<Fixture>, Error> {
-        let mut missing = self.objects();
-        let mut find = || {
+        let find = || {
             // Most pods need no routing, and therefore no socket.
             let mut socket = if self.routing.is_empty() { None } else { Some(open()?) };
-            let mut failure = Ok(());
-            missing.retain(|fixture| {
-                let exists = match (fixture.0, &mut socket) {
-                    (Kind::Route(route), Some(socket)) => route.is_in_effect(socket),
-                    (Kind::Rule(rule), Some(socket)) => rule.find(socket).map(|found| found.is_some()),
-                    _ => Ok(addresses.proxy_loopback),
+            let mut missing = BTreeSet::new();
+            for fixture in self.objects() {
+                let exists = match (fixture, &mut socket) {
+                    (Fixture::Route(route), Some(socket)) => route.is_in_effect(socket)?,
+                    (Fixture::Rule(rule), Some(socket)) => rule.find(socket)?.is_some(),
+                    _ => addresses.proxy_loopback,
                 };
-                !exists.unwrap_or_else(|error| {
-                    failure = Err(error);
-                    false
-                })
-            });
-            failure
+                if !exists {
+                    missing.insert(fixture);
+                }
+            }
+            Ok(missing)
         };
-        find().map_err(|errno| failed("can't list the pod's policy rules and routes", errno, ""))?;
-        Ok(missing)
+        find().map_err(|errno| failed("can't list the pod's policy rules and routes", errno, ""))
     }
 
     /// Removes the objects of these fixtures that `needed` does not have.
@@ -115,40 +109,38 @@ impl Fixtures {
 
 /// A single object in the namespace; fixtures are sorted in the order in which they are added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Fixture(Kind);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+pub enum Fixture {
+    /// The address [`super::PROXY_LOOPBACK`] on lo.
     ProxyLoopback,
+    /// A route of TPROXY.
     Route(LocalRoute),
+    /// A policy rule of TPROXY.
     Rule(PolicyRule),
 }
 
 impl fmt::Display for Fixture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Kind::ProxyLoopback => f.write_str("address ::6/128 on lo"),
-            Kind::Route(route) => route.fmt(f),
-            Kind::Rule(rule) => rule.fmt(f),
+        match self {
+            Self::ProxyLoopback => f.write_str("address ::6/128 on lo"),
+            Self::Route(route) => route.fmt(f),
+            Self::Rule(rule) => rule.fmt(f),
         }
     }
 }
 
 impl Fixture {
     const fn is_ip6(self) -> bool {
-        match self.0 {
-            Kind::ProxyLoopback => true,
-            Kind::Route(LocalRoute { family, .. }) | Kind::Rule(PolicyRule { family, .. }) => {
-                matches!(family, IpFamily::Ip6)
-            }
+        match self {
+            Self::ProxyLoopback => true,
+            Self::Route(LocalRoute { ip6, .. }) | Self::Rule(PolicyRule { ip6, .. }) => ip6,
         }
     }
 
     fn add(self, socket: &mut NetlinkSocket) -> Result<(), Error> {
-        let added = match self.0 {
-            Kind::ProxyLoopback => return add_proxy_loopback(socket),
-            Kind::Route(route) => route.add(socket),
-            Kind::Rule(rule) => rule.add(socket),
+        let added = match self {
+            Self::ProxyLoopback => return add_proxy_loopback(socket),
+            Self::Route(route) => route.add(socket),
+            Self::Rule(rule) => rule.add(socket),
         };
         added.map_err(|e| {
             let hint = match e {
@@ -161,10 +153,10 @@ impl Fixture {
     }
 
     fn remove(self, socket: &mut NetlinkSocket) -> Result<(), Error> {
-        let removed = match self.0 {
-            Kind::ProxyLoopback => return remove_proxy_loopback(socket),
-            Kind::Route(route) => route.remove(socket),
-            Kind::Rule(rule) => rule.remove(socket),
+        let removed = match self {
+            Self::ProxyLoopback => return remove_proxy_loopback(socket),
+            Self::Route(route) => route.remove(socket),
+            Self::Rule(rule) => rule.remove(socket),
         };
         removed.map_err(|errno| failed(&format!("can't remove the {self}"), errno, ""))
     }
@@ -238,51 +230,30 @@ impl Routing {
     }
 
     /// Returns the route and the policy rule of each family.
-    fn parts(self) -> impl Iterator<Item = (LocalRoute, PolicyRule)> {
-        let families = [Some(IpFamily::Ip), self.ip6.then_some(IpFamily::Ip6)];
+    fn objects(self) -> impl Iterator<Item = Fixture> {
         let Self { mark, table, .. } = self;
-        families
-            .into_iter()
-            .flatten()
-            .map(move |family| (LocalRoute { family, table }, PolicyRule { family, table, mark }))
-    }
-}
-
-/// An address family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum IpFamily {
-    Ip,
-    Ip6,
-}
-
-impl From<IpFamily> for AddressFamily {
-    fn from(family: IpFamily) -> Self {
-        match family {
-            IpFamily::Ip => Self::Inet,
-            IpFamily::Ip6 => Self::Inet6,
-        }
-    }
-}
-
-impl fmt::Display for IpFamily {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ip => "IPv4",
-            Self::Ip6 => "IPv6",
+        let families = [Some(false), self.ip6.then_some(true)].into_iter().flatten();
+        families.flat_map(move |ip6| {
+            [Fixture::Route(LocalRoute { ip6, table }), Fixture::Rule(PolicyRule { ip6, table, mark })]
         })
     }
 }
 
+/// Returns the address family of an object, and its name.
+const fn family(ip6: bool) -> (AddressFamily, &'static str) {
+    if ip6 { (AddressFamily::Inet6, "IPv6") } else { (AddressFamily::Inet, "IPv4") }
+}
+
 /// A route `local default dev lo table TABLE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct LocalRoute {
-    family: IpFamily,
+pub struct LocalRoute {
+    ip6: bool,
     table: u32,
 }
 
 impl fmt::Display for LocalRoute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} route local default dev lo table {}", self.family, self.table)
+        write!(f, "{} route local default dev lo table {}", family(self.ip6).1, self.table)
     }
 }
 
@@ -311,7 +282,7 @@ impl LocalRoute {
     fn defaults(self, socket: &mut NetlinkSocket) -> Result<Vec<RouteMessage>, Errno> {
         let is_default = |route: &RouteMessage| {
             let RouteHeader { address_family, destination_prefix_length, source_prefix_length, .. } = route.header;
-            (address_family, destination_prefix_length, source_prefix_length) == (self.family.into(), 0, 0)
+            (address_family, destination_prefix_length, source_prefix_length) == (family(self.ip6).0, 0, 0)
                 && table(route) == self.table
         };
         let metric = |route: &RouteMessage| {
@@ -328,7 +299,7 @@ impl LocalRoute {
 
     fn message(self) -> RouteMessage {
         let header = RouteHeader {
-            address_family: self.family.into(),
+            address_family: family(self.ip6).0,
             protocol: RouteProtocol::Boot,
             scope: RouteScope::Host,
             kind: RouteType::Local,
@@ -336,7 +307,7 @@ impl LocalRoute {
         };
         let mut attributes = vec![RouteAttribute::Oif(LO), RouteAttribute::Table(self.table)];
         // Without a metric, a removal for IPv6 matches any route of the table over lo.
-        if self.family == IpFamily::Ip6 {
+        if self.ip6 {
             attributes.push(RouteAttribute::Priority(IP6_METRIC));
         }
         message(header, attributes)
@@ -350,15 +321,15 @@ fn is_local(route: &RouteMessage) -> bool {
 
 /// A policy rule `fwmark MARK lookup TABLE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct PolicyRule {
-    family: IpFamily,
+pub struct PolicyRule {
+    ip6: bool,
     table: u32,
     mark: u32,
 }
 
 impl fmt::Display for PolicyRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} policy rule fwmark {:#x} lookup {}", self.family, self.mark, self.table)
+        write!(f, "{} policy rule fwmark {:#x} lookup {}", family(self.ip6).1, self.mark, self.table)
     }
 }
 
@@ -366,7 +337,7 @@ impl PolicyRule {
     /// Adds the policy rule; an existing one is no error.
     fn add(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
         let mut rule = RuleMessage::default();
-        rule.header = rule_header(self.family.into());
+        rule.header = rule_header(family(self.ip6).0);
         rule.attributes = vec![RuleAttribute::FwMark(self.mark), RuleAttribute::Table(self.table)];
         accept_existing(request(socket, RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, &rule))
     }
@@ -381,7 +352,7 @@ impl PolicyRule {
 
     /// Returns the policy rule as the kernel lists it.
     fn find(self, socket: &mut NetlinkSocket) -> Result<Option<RuleMessage>, Errno> {
-        let rules: Vec<RuleMessage> = list(socket, RTM_GETRULE, &rule_header(self.family.into()))?;
+        let rules: Vec<RuleMessage> = list(socket, RTM_GETRULE, &rule_header(family(self.ip6).0))?;
         Ok(rules.into_iter().find(|rule| by_mark(rule) == Some((self.mark, self.table))))
     }
 }

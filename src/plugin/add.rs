@@ -1,31 +1,30 @@
 //! ADD of an attachment: evaluates the desired policy and applies it.
 
-use super::evaluation::desired_policy;
+use super::evaluation::desired_policies;
 use super::inputs::AddInputs;
-use super::netns_state::{FormatPreference, check_rules};
+use super::lazy_pod::LazyPod;
+use super::netns_state::FormatPreference;
 use super::open_netns;
 use super::reconcile::{Committed, Operation, reconcile};
-use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecord, attachment, since_boot};
+use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecord, attachment, check_rules, since_boot};
 use crate::cni::{Error, NetConf, Request, RuleFormat, at_most, result};
-use crate::policy::Policy;
+use crate::policy::{Interception, Policy};
 use crate::state::{Attachment, ROOT, Store};
 use crate::sub_plugins;
 use serde_json::Value;
-use tracing::Level;
 
 /// Applies the policy of the attachment. Returns the previous result.
 ///
 /// # Errors
 /// Invalid configuration, missing facts, or the rules can't be applied. The call leaves nothing behind.
-pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
+pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Value, Error> {
     let result = result::passed_through(conf)?;
-    let desired = desired_policy(request, conf)?;
-    desired.ignored.iter().for_each(|ignored| tracing::warn!("{ignored}"));
-    let exclusions = tracing::enabled!(Level::INFO).then(|| desired.policy.exclusion_count());
-    let inputs = AddInputs::new(request, conf, [(None, conf, desired.with)]);
-    apply(request, conf, desired.policy, inputs)?;
-    tracing::info!(exclusions, "{}", desired.why);
-    Ok(Some(result))
+    let (mut policies, inputs) = desired_policies(request, &LazyPod::new(request, conf), [(None, conf)])?;
+    let policy = policies.pop().map(|(_, policy)| policy).unwrap_or_default();
+    let has_executables = sub_plugins::executables(&conf.chain).next().is_some();
+    let format = FormatPreference::new(conf.rule_format, conf, has_executables);
+    apply(request, conf, policy, format, inputs)?;
+    Ok(result)
 }
 
 /// Applies a policy and saves it with the inputs that live policy needs. An empty policy enters the network namespace
@@ -38,46 +37,28 @@ pub(super) fn apply(
     request: &Request,
     conf: &NetConf,
     policy: Policy,
-    mut inputs: Option<AddInputs<'_>>,
+    format: FormatPreference,
+    inputs: Option<AddInputs<'_>>,
 ) -> Result<(), Error> {
     let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
     let attachments = store.attachments_of(&attachment.container_id)?;
     let count = attachments.len() + usize::from(!attachments.contains(&attachment));
     at_most(MAX_ATTACHMENTS, "attachments", format_args!("pod {}: {attachment}", request.about), count)?;
     check_rules(&policy, format_args!("pod {}", request.about))?;
-    if policy.is_empty() && !may_have_rules(&store, &attachments)? {
+    // A policy that forbids all rules counts for an attachment that is added at the same time.
+    if policy.is_empty() && policy.interception == Interception::Unset && !may_have_rules(&store, &attachments)? {
         let netns = open_netns::identified(request)?;
-        if let Some(inputs) = &mut inputs {
-            inputs.netns.clone_from(&netns);
+        if let Some(netns) = &netns {
+            SandboxRecord::claim(&store, &attachment.container_id, netns)?;
         }
-        let record = AttachmentRecord {
-            policy: policy.clone(),
-            inputs: inputs.as_ref().and_then(AddInputs::to_saved),
-            added_since_boot: since_boot(),
-            ..AttachmentRecord::default()
-        };
-        store.write(&attachment, &record)?;
-        let claimed = netns.map_or(Ok(()), |netns| SandboxRecord::claim(&store, &attachment.container_id, &netns));
-        // A concurrent ADD may not have seen this record, whose policy may forbid all rules.
-        let others = claimed.and_then(|()| store.attachments_of(&attachment.container_id));
-        let others = others.map(|all| all.into_iter().filter(|other| *other != attachment).collect::<Vec<_>>());
-        match others.and_then(|others| may_have_rules(&store, &others)) {
-            Ok(false) => return Ok(()),
-            Ok(true) => {}
-            Err(error) => {
-                let undone = store.remove(&attachment);
-                undone.unwrap_or_else(|error| tracing::warn!("can't undo the failed ADD: {attachment}: {error}"));
-                return Err(error);
-            }
-        }
+        let inputs = inputs.and_then(|inputs| inputs.in_netns(netns).to_saved());
+        let record = AttachmentRecord { policy, inputs, added_since_boot: since_boot(), ..AttachmentRecord::default() };
+        return store.write(&attachment, &record);
     }
     let inputs = inputs.as_ref().and_then(AddInputs::to_saved);
-    let executables: Vec<&str> = sub_plugins::executables(&conf.chain).map(|(kind, _)| kind).collect();
-    // Executables that exclude traffic insert rules into the tables of iptables.
-    let auto = conf.auto_format.filter(|_| executables.is_empty());
-    let format = FormatPreference { requested: conf.rule_format, auto };
     let netns = open_netns::of_request(request)?;
     let committed = reconcile(&store, &attachment, &netns, &Operation::Add(policy, format, inputs))?;
+    let executables: Vec<&str> = sub_plugins::executables(&conf.chain).map(|(kind, _)| kind).collect();
     let is_native = |it: Committed| it.rule_format == RuleFormat::Nftables && it.policy.redirect().is_some();
     if !executables.is_empty() && committed.is_some_and(is_native) {
         tracing::warn!(

@@ -1,71 +1,31 @@
-//! The desired policy of an attachment: evaluated from its configuration, its arguments and the pod's facts.
-//!
-//! After a reboot, the runtime calls the plugin before the node's agent runs. The annotations that the container runtime
-//! passes show whether Istio's injector has processed the pod. A pod without the injector's annotation has no sidecar, so
-//! it starts at once, without facts.
+//! The desired policy of a pod: evaluated from the configurations of its attachments, their arguments and the pod's facts.
 
-use crate::cluster::{Cluster, Event};
+use super::inputs::{AddInputs, EvaluatedWith, host_groups};
+use super::lazy_pod::{LazyPod, is_injected};
+use crate::cluster::{self, Event};
 use crate::cni::{Block, Error, NetConf, Request};
 use crate::pod::well_known::INJECTION_STATUS;
-use crate::pod::{Facts, Pod, PodRef};
+use crate::pod::{Facts, PodRef};
 use crate::policy::Policy;
 use crate::sub_plugins::{
-    ChainInput, DecidedRequest, Ignored, Resolvers, Severity, SkipReason, SubPlugin, guards, skip_reason,
+    self, ChainInput, DecidedRequest, Ignored, Resolvers, Severity, SkipReason, SubPlugin, guards, skip_reason,
 };
-use crate::trusted_file::read_text;
-use crate::{cluster, sub_plugins};
 use std::cell::OnceCell;
-use std::collections::HashMap;
-use std::path::Path;
-
-/// A group file with more bytes is a mistake: NSS serves directories of many users.
-const MAX_GROUP_FILE: u64 = 4 << 20;
+use std::collections::BTreeSet;
 
 /// The desired policy of an attachment, and a line that explains it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct DesiredPolicy {
-    pub(super) policy: Policy,
-    pub(super) why: String,
+struct DesiredPolicy {
+    policy: Policy,
+    why: String,
     /// Settings of the pod that have no effect.
-    pub(super) ignored: Vec<Ignored>,
+    ignored: Vec<Ignored>,
     /// The Event about requests of the pod and its namespace outside the bounds.
     event: Option<Event>,
-    /// The pod's node, for Events.
-    node: Option<String>,
     /// Why the pod must not start because of them.
     rejection: Option<Error>,
     /// The facts with which it was evaluated.
-    pub(super) with: EvaluatedWith,
-}
-
-/// The facts with which a policy was evaluated.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum EvaluatedWith {
-    /// None: the pod is skipped without them.
-    #[default]
-    Nothing,
-    /// None: the configuration names no source of facts.
-    NoSource,
-    /// None: no source of facts answered.
-    MissingFacts,
-    /// The facts of the pod.
-    Facts,
-    /// The facts of a pod that no configuration can affect while it runs: it has no sidecar, and the sub-plugins do
-    /// nothing for a pod that a label enrolls in the ambient mesh later.
-    FinalFacts,
-}
-
-impl EvaluatedWith {
-    fn of(facts: Option<&Facts>, blocks: &[Block]) -> Self {
-        let is_final = |facts: &Facts| {
-            facts.pod.host_network || (facts.pod.proxy().is_none() && !sub_plugins::wants(blocks).namespace)
-        };
-        match facts {
-            None => Self::NoSource,
-            Some(facts) if is_final(facts) => Self::FinalFacts,
-            Some(_) => Self::Facts,
-        }
-    }
+    with: EvaluatedWith,
 }
 
 impl DesiredPolicy {
@@ -75,20 +35,7 @@ impl DesiredPolicy {
 
     /// Returns the policy of a pod that starts although no source of facts answered.
     fn missing_facts(why: String) -> Self {
-        Self { why, with: EvaluatedWith::MissingFacts, ..Self::default() }
-    }
-
-    /// Records an Event of the pod if it requests what is outside the bounds. The Event does not delay other pods.
-    ///
-    /// # Errors
-    /// The pod must not start.
-    pub(super) fn report_outside(&self, pod: Option<&PodRef>, cluster: Option<&dyn Cluster>) -> Result<(), Error> {
-        if let (Some(event), Some(pod), Some(reports)) = (&self.event, pod, cluster) {
-            let pod = Pod { node_name: self.node.clone(), ..pod.clone().into() };
-            let reported = reports.report(&pod, None, std::slice::from_ref(event));
-            reported.unwrap_or_else(|failure| tracing::warn!("{failure}"));
-        }
-        self.rejection.clone().map_or(Ok(()), Err)
+        Self { why, with: EvaluatedWith::Facts, ..Self::default() }
     }
 }
 
@@ -115,70 +62,99 @@ pub fn facts_of(conf: &NetConf) -> FactsOf {
     }
 }
 
-/// Fetches the facts of a pod; with those of its namespace if the flag is set.
-pub(super) type FetchFacts<'a> = dyn Fn(&PodRef, bool) -> Result<Facts, Error> + 'a;
+/// Policies with the names of their networks.
+pub(super) type NamedPolicies<'a> = Vec<(&'a str, Policy)>;
 
-/// Evaluates the desired policy of an ADD, with facts from the configured source.
+/// Evaluates the desired policies of an ADD's configurations, for a primary plugin with the names of their networks, and
+/// the inputs for live policy. An Event about a request outside the bounds does not delay other pods.
 ///
 /// # Errors
-/// As [`evaluate`] and [`DesiredPolicy::report_outside`].
-pub(super) fn desired_policy(request: &Request, conf: &NetConf) -> Result<DesiredPolicy, Error> {
-    let pod = request.args.pod.as_ref();
-    let source = match asked(conf, &conf.chain) {
-        Asked::Nothing => None,
-        Asked::Memory => cluster::memory(&conf.kubernetes),
-        Asked::All => cluster::source(&conf.kubernetes),
-    };
-    let desired = match &source {
-        Some(source) => evaluate(pod, conf, Some(&|pod: &PodRef, with_namespace| source.facts(pod, with_namespace))),
-        None => evaluate(pod, conf, None),
-    }?;
-    desired.report_outside(pod, source.as_deref())?;
-    Ok(desired)
+/// The facts can't be fetched, a setting of a configuration or of the pod is invalid, or the pod must not start.
+pub(super) fn desired_policies<'a>(
+    request: &Request,
+    pod: &LazyPod<'_>,
+    evaluated: impl IntoIterator<Item = (Option<&'a str>, &'a NetConf)>,
+) -> Result<(NamedPolicies<'a>, Option<AddInputs<'a>>), Error> {
+    let (mut policies, mut ignored, mut inputs) = (Vec::new(), BTreeSet::new(), Vec::new());
+    for (network, conf) in evaluated {
+        let named = |error: Error| match network {
+            Some(network) => error.of_network(network),
+            None => error,
+        };
+        let desired = evaluate(pod, conf).map_err(named)?;
+        if let (Some(event), Some(reports), Some(pod)) = (&desired.event, pod.cluster(), pod.fetched()) {
+            let reported = reports.report(pod, None, std::slice::from_ref(event));
+            reported.unwrap_or_else(|failure| tracing::warn!("{failure}"));
+        }
+        desired.rejection.map_or(Ok(()), |error| Err(named(error)))?;
+        tracing::info!(attachment = network, exclusions = desired.policy.exclusion_count(), "{}", desired.why);
+        policies.push((network.unwrap_or(&conf.name), desired.policy));
+        ignored.extend(desired.ignored);
+        inputs.push((network, conf, desired.with));
+    }
+    ignored.iter().for_each(|ignored| tracing::warn!("{ignored}"));
+    Ok((policies, AddInputs::new(request, inputs)))
 }
 
-/// Evaluates the desired policy of a pod. `fetch_facts` is `None` without a source of facts. No facts are fetched for
-/// pods that are skipped. Without facts, the annotations from the container runtime decide whether the pod needs them.
+/// What a pod is evaluated with.
+enum Basis {
+    /// Nothing: this is its policy.
+    Decided(DesiredPolicy),
+    /// The configuration alone.
+    Configuration,
+    /// Its facts.
+    Facts(Facts),
+}
+
+/// Fetches what the pod is evaluated with. No facts are fetched for pods that are skipped. Without facts, the annotations
+/// from the container runtime decide whether the pod needs them.
 ///
 /// # Errors
-/// The facts can't be fetched, or a setting of the configuration or of the pod is invalid.
-pub(super) fn evaluate(
-    pod: Option<&PodRef>,
-    conf: &NetConf,
-    fetch_facts: Option<&FetchFacts<'_>>,
-) -> Result<DesiredPolicy, Error> {
-    if let Some(reason) = pod.and_then(|pod| skip_reason(conf, pod)) {
-        return Ok(DesiredPolicy::skip(&reason));
+/// The facts can't be fetched.
+fn basis(pod: &LazyPod<'_>, conf: &NetConf) -> Result<Basis, Error> {
+    let skip = |reason| Basis::Decided(DesiredPolicy::skip(&reason));
+    if let Some(reason) = pod.reference.and_then(|pod| skip_reason(conf, pod)) {
+        return Ok(skip(reason));
     }
-    match (pod, fetch_facts) {
-        (None, Some(_)) => Ok(DesiredPolicy::skip(&SkipReason::NoPodName)),
-        (None, None) => {
+    let wants = sub_plugins::wants(&conf.chain);
+    Ok(match (pod.reference, pod.source(&conf.chain)) {
+        (None, Some(_)) => skip(SkipReason::NoPodName),
+        (None, None) => Basis::Configuration,
+        (Some(_), None) => match not_injected(conf, || "it is not looked up".to_owned()) {
+            Some(why) => Basis::Decided(DesiredPolicy::missing_facts(why)),
+            None => Basis::Configuration,
+        },
+        (Some(_), Some(_)) if !wants.pod => skip(SkipReason::NoSubPlugin),
+        (Some(pod_ref), Some(source)) => match pod.facts(source, pod_ref, wants.namespace) {
+            Ok(facts) => Basis::Facts(facts),
+            Err(error) => Basis::Decided(DesiredPolicy::missing_facts(check_without_facts(pod_ref, conf, error)?)),
+        },
+    })
+}
+
+/// Fetches the facts that the pod is evaluated with, before anything is changed. A pod that can start without them may
+/// have none.
+///
+/// # Errors
+/// The facts can't be fetched.
+pub(super) fn fetch_facts(pod: &LazyPod<'_>, conf: &NetConf) -> Result<(), Error> {
+    basis(pod, conf).map(drop)
+}
+
+/// Evaluates the desired policy of a pod.
+fn evaluate(pod: &LazyPod<'_>, conf: &NetConf) -> Result<DesiredPolicy, Error> {
+    match basis(pod, conf)? {
+        Basis::Decided(desired) => Ok(desired),
+        Basis::Facts(facts) => run(&conf.chain, conf, Some(&facts)),
+        Basis::Configuration if pod.reference.is_some() => run(&conf.chain, conf, None),
+        Basis::Configuration => {
             let of_pods =
                 [Some(SubPlugin::IstioRedirect), Some(SubPlugin::ContainerExclude), Some(SubPlugin::MeshGuard)];
             let others: Vec<Block> =
                 conf.chain.iter().filter(|block| !of_pods.contains(&SubPlugin::of(block))).cloned().collect();
             run(&others, conf, None)
         }
-        (Some(_), None) => match not_injected(conf, || "it is not looked up".to_owned()) {
-            Some(why) => Ok(DesiredPolicy::missing_facts(why)),
-            None => run(&conf.chain, conf, None),
-        },
-        (Some(pod), Some(fetch_facts)) => {
-            let wants = sub_plugins::wants(&conf.chain);
-            if !wants.pod {
-                return Ok(DesiredPolicy::skip(&SkipReason::NoSubPlugin));
-            }
-            match fetch_facts(pod, wants.namespace) {
-                Ok(facts) => run(&conf.chain, conf, Some(&facts)),
-                Err(error) => check_without_facts(pod, conf, error).map(DesiredPolicy::missing_facts),
-            }
-        }
     }
-}
-
-/// Returns whether `pod` is the node agent's own. It must start without facts, because the agent provides them.
-pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
-    skip_reason(conf, pod) == Some(SkipReason::AgentPod)
 }
 
 fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<DesiredPolicy, Error> {
@@ -206,7 +182,6 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Desire
         why: output.decision.to_string(),
         ignored: facts.map(sub_plugins::ignored).unwrap_or_default(),
         event,
-        node: facts.and_then(|facts| facts.pod.node_name.clone()),
         rejection,
         with: EvaluatedWith::of(facts, blocks),
         policy: output.policy,
@@ -227,40 +202,12 @@ pub fn output(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result
     sub_plugins::explain(blocks, &input)
 }
 
-/// Returns whether Istio's injector has processed the pod, according to the container runtime; `None` if the runtime
-/// passes no annotations.
-pub(super) fn is_injected(conf: &NetConf) -> Option<bool> {
-    conf.pod_annotations().map(|annotations| annotations.contains_key(INJECTION_STATUS))
-}
-
-/// Who is asked for the facts of a pod when it starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Asked {
-    /// Nothing: they have no effect.
-    Nothing,
-    /// The agent's memory, for a fraction of a second: whether the pod is in the ambient mesh. Without an answer, the pod
-    /// starts without rules, and the agent adds its exclusions later.
-    Memory,
-    /// All sources, within the configured timeout: the pod waits.
-    All,
-}
-
-/// Returns who is asked for the facts of a pod with the sub-plugins in `chain`.
-pub(super) fn asked(conf: &NetConf, chain: &[Block]) -> Asked {
-    // With the guard, every pod waits, because only labels show whether it is in the ambient mesh.
-    if is_injected(conf) != Some(false) || guards(chain).next().is_some() {
-        return Asked::All;
-    }
-    // Only exclusions apply to pods in the ambient mesh, which also depends on their namespaces.
-    if sub_plugins::wants(chain).namespace { Asked::Memory } else { Asked::Nothing }
-}
-
 /// Checks that a pod without facts can start: that its annotations from the runtime show that it is not redirected.
 /// `error` is the reason why there are no facts. Returns a line that explains it.
 ///
 /// # Errors
 /// `error`, with the pod's name.
-pub(super) fn check_without_facts(pod: &PodRef, conf: &NetConf, error: Error) -> Result<String, Error> {
+fn check_without_facts(pod: &PodRef, conf: &NetConf, error: Error) -> Result<String, Error> {
     let no_facts = || format!("its facts are unavailable: {error}");
     if let Some(why) = not_injected(conf, no_facts) {
         return Ok(why);
@@ -285,17 +232,6 @@ fn not_injected(conf: &NetConf, cause: impl FnOnce() -> String) -> Option<String
     })
 }
 
-/// Reads the GIDs of the host's groups by name (group(5): `name:password:GID:members`). The first entry of a name
-/// takes precedence.
-pub(super) fn host_groups(file: &Path) -> HashMap<String, u32> {
-    let groups = read_text(file, MAX_GROUP_FILE).unwrap_or_default();
-    let group = |line: &str| {
-        let mut fields = line.split(':');
-        Some((fields.next()?.to_owned(), fields.nth(1)?.parse().ok()?))
-    };
-    groups.lines().rev().filter_map(group).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -316,9 +252,7 @@ mod tests {
     }
 
     fn down() -> Error {
-        Error::new(Code::TryAgain, "pod shop/web-0: GET …: no usable answer")
-            .with_details("connection refused")
-            .naming_pod()
+        Error::new(Code::TryAgain, "pod shop/web-0: GET …: no usable answer").with_details("connection refused")
     }
 
     #[test]
@@ -342,25 +276,5 @@ mod tests {
         assert_eq!(decided(None, down()), Err(down()));
         let error = decided(None, Error::new(Code::InvalidConfig, "kubeconfig /k: empty")).expect_err("it waits");
         assert_eq!(error.msg, "pod shop/web-0: kubeconfig /k: empty");
-    }
-
-    #[test]
-    fn only_a_pod_that_the_injector_has_processed_waits() {
-        let annotations = || [Some(json!({"a": "b"})), Some(json!({"sidecar.istio.io/status": "{}"})), None];
-        let asked_of = |chain: Value| {
-            annotations().map(|annotations| {
-                let mut conf = json!({"name": "n", "type": "detour", "chain": chain});
-                if let Some(annotations) = annotations {
-                    conf["runtimeConfig"] = json!({"io.kubernetes.cri.pod-annotations": annotations});
-                }
-                let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "").expect("accepted");
-                asked(&conf, &conf.chain)
-            })
-        };
-        let redirect = json!({"type": "istio-redirect"});
-        assert_eq!(asked_of(json!([redirect])), [Asked::Nothing, Asked::All, Asked::All]);
-        let exclude = json!({"type": "uid-exclude", "uids": ["1337"]});
-        assert_eq!(asked_of(json!([redirect, exclude])), [Asked::Memory, Asked::All, Asked::All]);
-        assert_eq!(asked_of(json!([exclude])), [Asked::Memory, Asked::All, Asked::All]);
     }
 }

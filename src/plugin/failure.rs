@@ -7,8 +7,8 @@ use nix::errno::Errno;
 
 /// Why an attempt failed.
 pub(super) enum Failure {
-    /// Another process changed the rules or the attachments concurrently, or the netlink socket failed with this error.
-    Retry(Option<Error>),
+    /// Another process changed the rules or the attachments concurrently.
+    Retry,
     /// The kernel does not support the rule format.
     OtherFormat(Error),
     /// An error that a retry does not solve.
@@ -18,8 +18,7 @@ pub(super) enum Failure {
 impl Failure {
     pub(super) fn of(error: NfError, transaction: Option<&Transaction<'_>>) -> Self {
         match error {
-            NfError::Changed => Self::Retry(None),
-            NfError::Socket(_) => Self::Retry(Some(refused(&error, transaction))),
+            NfError::Changed => Self::Retry,
             _ => Self::Fatal(refused(&error, transaction)),
         }
     }
@@ -120,6 +119,14 @@ mod tests {
                 assert!(error.msg.contains(word), "{error}");
             }
             assert!(is_unsupported(&NfError::Refused { index: Some(0), errno }, &plan));
+        }
+    }
+    #[test]
+    fn a_missing_capability_is_named_and_a_lack_of_memory_is_temporary() {
+        let error = refused(&NfError::Socket(Errno::EPERM), None);
+        assert!(error.code == Code::KernelRefused && error.msg.contains("CAP_NET_ADMIN"), "{error}");
+        for errno in [Errno::ENOMEM, Errno::ENOBUFS] {
+            assert_eq!(refused(&NfError::Refused { index: None, errno }, None).code, Code::TryAgain);
         }
     }
 }

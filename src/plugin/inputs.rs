@@ -1,20 +1,52 @@
 //! The inputs of an ADD that the pod's facts do not contain. With them, the node's agent evaluates the policy of a
 //! running pod again when its facts or the node's configuration change.
 
-use super::evaluation::{EvaluatedWith, host_groups};
 use crate::cni::{Block, Bounds, Code, Error, NetConf, NodeConf, Request};
 use crate::netns::NetnsId;
 use crate::pod::{Facts, PodRef};
 use crate::policy::{Guard, Policy};
 use crate::sub_plugins::{self, ChainInput, RepeatedOutput, Resolvers, StartedWith, SubPlugin, skip_reason};
+use crate::trusted_file::read_text;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::cell::OnceCell;
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::Not;
 use std::path::{Path, PathBuf};
+
+/// A group file with more bytes is a mistake: NSS serves directories of many users.
+const MAX_GROUP_FILE: u64 = 4 << 20;
+
+/// The facts with which a policy was evaluated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum EvaluatedWith {
+    /// None: the pod is skipped without them.
+    #[default]
+    Nothing,
+    /// None: the configuration names no source of facts.
+    NoSource,
+    /// The facts of the pod; none yet if no source of facts answered.
+    Facts,
+    /// The facts of a pod that no configuration can affect while it runs: it has no sidecar, and the sub-plugins do
+    /// nothing for a pod that a label enrolls in the ambient mesh later.
+    FinalFacts,
+}
+
+impl EvaluatedWith {
+    pub(super) fn of(facts: Option<&Facts>, blocks: &[Block]) -> Self {
+        let is_final = |facts: &Facts| {
+            facts.pod.host_network || (facts.pod.proxy().is_none() && !sub_plugins::wants(blocks).namespace)
+        };
+        match facts {
+            None => Self::NoSource,
+            Some(facts) if is_final(facts) => Self::FinalFacts,
+            Some(_) => Self::Facts,
+        }
+    }
+}
 
 /// The text of the inputs in a record. The plugin copies it; only [`AddInputs::read`] parses it, so that nothing in it
 /// costs time or blocks a DEL.
@@ -107,27 +139,25 @@ impl<'a> AddInputs<'a> {
     /// applies to it.
     pub(super) fn new(
         request: &Request,
-        conf: &NetConf,
-        evaluated: impl IntoIterator<Item = (Option<&'a str>, &'a NetConf, EvaluatedWith)>,
+        evaluated: Vec<(Option<&'a str>, &'a NetConf, EvaluatedWith)>,
     ) -> Option<Self> {
         let pod = request.args.pod.clone()?;
-        let (mut configurations, mut without_facts, mut may_change) = (Vec::new(), false, false);
-        for (network, conf, with) in evaluated {
-            may_change |= with != EvaluatedWith::FinalFacts;
-            without_facts |= with == EvaluatedWith::NoSource;
-            if with == EvaluatedWith::Nothing {
-                continue;
-            }
-            configurations.push(EvaluatedConfiguration::new(network, conf));
-        }
-        may_change.then(|| Self {
+        // A pod has one call, so all configurations have the same resolvers.
+        let (_, conf, _) = *evaluated.iter().find(|(_, _, with)| *with != EvaluatedWith::FinalFacts)?;
+        let applied = evaluated.iter().filter(|(_, _, with)| *with != EvaluatedWith::Nothing);
+        Some(Self {
             pod,
             netns: None,
-            evaluated: configurations,
-            without_facts,
+            without_facts: evaluated.iter().any(|(_, _, with)| *with == EvaluatedWith::NoSource),
+            evaluated: applied.map(|(network, conf, _)| EvaluatedConfiguration::new(*network, conf)).collect(),
             runtime_nameservers: conf.runtime_nameservers(),
             previous_nameservers: conf.prev_result_nameservers(),
         })
+    }
+
+    /// Returns the inputs of an ADD without rules in this network namespace.
+    pub(super) fn in_netns(self, netns: Option<(PathBuf, NetnsId)>) -> Self {
+        Self { netns, ..self }
     }
 
     /// Reads the inputs in a record. Inputs of a newer version count as missing if this version can't read them.
@@ -163,41 +193,44 @@ impl<'a> AddInputs<'a> {
         }
         let groups = OnceCell::new();
         let group_id = |name: &str| groups.get_or_init(|| host_groups(node.group_file)).get(name).copied();
-        let run = |blocks: &[Block], args: &Map<String, Value>, bounds: &Bounds, cluster_dns: &[IpAddr]| {
-            if !sub_plugins::wants(blocks).pod {
-                return Ok(RepeatedOutput::default());
-            }
-            let facts = (!self.without_facts).then_some(facts);
-            let resolvers =
-                Resolvers { runtime: &self.runtime_nameservers, cluster_dns, previous: &self.previous_nameservers };
-            let input = ChainInput { facts, args, bounds: node.bounds(bounds), resolvers, group_id: &group_id };
-            let started = StartedWith {
-                redirection: recorded.redirect().is_some(),
-                guard: matches!(recorded.guard, Some(Guard::Sidecar(_))),
-                ambient_guard: matches!(recorded.guard, Some(Guard::Ambient(_))),
-            };
-            sub_plugins::run_again(blocks, &input, started, with_requests)
-        };
         let first = self.evaluated.first();
-        if let Some(conf) = node.installed.filter(|_| first.is_none_or(|first| first.network.is_none())) {
-            if skip_reason(conf, &self.pod).is_some() {
-                return Ok(RepeatedOutput::default());
-            }
+        let installed = node.installed.filter(|_| first.is_none_or(|first| first.network.is_none()));
+        let replaced = installed.map(|conf| {
             let args = first.map(|first| first.args.clone()).unwrap_or_default();
-            let cluster_dns = match (conf.kubernetes.cluster_dns.as_slice(), first) {
-                ([], Some(first)) => &first.cluster_dns,
-                (_, _) => &conf.kubernetes.cluster_dns,
-            };
-            return run(&conf.chain, &args, &conf.bounds, cluster_dns);
+            let mut replaced = EvaluatedConfiguration { args, ..EvaluatedConfiguration::new(None, conf) };
+            if let Some(first) = first.filter(|_| replaced.cluster_dns.is_empty()) {
+                replaced.cluster_dns.clone_from(&first.cluster_dns);
+            }
+            replaced
+        });
+        if installed.is_some_and(|conf| skip_reason(conf, &self.pod).is_some()) {
+            return Ok(RepeatedOutput::default());
         }
+        let started = StartedWith {
+            redirection: recorded.redirect().is_some(),
+            guard: matches!(recorded.guard, Some(Guard::Sidecar(_))),
+            ambient_guard: matches!(recorded.guard, Some(Guard::Ambient(_))),
+        };
         let mut united = RepeatedOutput::default();
-        for one in &self.evaluated {
+        for one in replaced.as_ref().map_or(self.evaluated.as_slice(), std::slice::from_ref) {
             let named = |error: Error| match &one.network {
                 Some(network) => error.of_network(network),
                 None => error,
             };
-            let blocks = node.pinned(one.blocks(), one.network.is_some());
-            let output = run(&blocks, &one.args, &one.bounds, &one.cluster_dns).map_err(named)?;
+            let blocks =
+                if replaced.is_some() { one.blocks() } else { node.pinned(one.blocks(), one.network.is_some()) };
+            if !sub_plugins::wants(&blocks).pod {
+                continue;
+            }
+            let facts = (!self.without_facts).then_some(facts);
+            let resolvers = Resolvers {
+                runtime: &self.runtime_nameservers,
+                cluster_dns: &one.cluster_dns,
+                previous: &self.previous_nameservers,
+            };
+            let bounds = node.bounds(&one.bounds);
+            let input = ChainInput { facts, args: &one.args, bounds, resolvers, group_id: &group_id };
+            let output = sub_plugins::run_again(&blocks, &input, started, with_requests).map_err(named)?;
             united.policy = Policy::union_of([&united.policy, &output.policy]);
             united.unguarded |= output.unguarded;
             united.absent.extend(output.absent.into_iter().map(named));
@@ -234,6 +267,17 @@ impl NodeInputs<'_> {
         let of_installed = self.installed.map(|conf| &conf.bounds);
         of_node.or(of_installed).unwrap_or(known)
     }
+}
+
+/// Reads the GIDs of the host's groups by name (group(5): `name:password:GID:members`). The first entry of a name
+/// takes precedence.
+pub(super) fn host_groups(file: &Path) -> HashMap<String, u32> {
+    let groups = read_text(file, MAX_GROUP_FILE).unwrap_or_default();
+    let group = |line: &str| {
+        let mut fields = line.split(':');
+        Some((fields.next()?.to_owned(), fields.nth(1)?.parse().ok()?))
+    };
+    groups.lines().rev().filter_map(group).collect()
 }
 
 /// Returns whether nothing but the default bounds applies.

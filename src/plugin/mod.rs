@@ -3,16 +3,18 @@
 pub use record::FormatCounts;
 
 use crate::cni::version::{NEWEST, SUPPORTED};
-use crate::cni::{CniCommand, Code, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};
-use crate::logging;
+use crate::cni::{Block, CniCommand, Code, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};
+use crate::delegate::{Call, Executables, NetworkConfiguration};
 use crate::logging::{EventCollector, Lines};
 use crate::printable::Text;
 use crate::streams::Stdout;
-use executables::ChainExecutables;
+use crate::{logging, sub_plugins};
+use record::attachment;
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::panic::PanicHookInfo;
+use std::path::PathBuf;
 use std::time::Instant;
 use std::{panic, process};
 pub use validate::{TargetNode, validate};
@@ -21,9 +23,9 @@ mod add;
 mod check;
 mod del;
 pub mod evaluation;
-mod executables;
 mod failure;
 mod inputs;
+mod lazy_pod;
 pub mod netns_state;
 pub mod node;
 mod open_netns;
@@ -47,7 +49,8 @@ pub fn call(
 ) -> Result<Option<Value>, Value> {
     let in_newest = |error: Error| error.to_json(NEWEST);
     if environment("CNI_COMMAND").is_some_and(|command| command == "VERSION") {
-        return Ok(Some(supported_versions()));
+        // SPEC.md, "VERSION". As in the reference library, the answer does not depend on stdin.
+        return Ok(Some(json!({"cniVersion": NEWEST, "supportedVersions": SUPPORTED})));
     }
     let variables = variables(environment).map_err(in_newest)?;
     print_panics(NEWEST);
@@ -58,18 +61,12 @@ pub fn call(
     serve(&request, &mut document, program).map_err(|error| error.to_json(document.answer_version()))
 }
 
-/// Returns the answer to VERSION (SPEC.md, "VERSION"). As in the reference library, it does not depend on stdin.
-fn supported_versions() -> Value {
-    json!({"cniVersion": NEWEST, "supportedVersions": SUPPORTED})
-}
-
 /// Reads stdin, up to one byte more than the limit that the parser checks.
 fn read(stdin: impl Read) -> Result<Vec<u8>, Error> {
     let mut text = Vec::with_capacity(4096);
-    match stdin.take(MAX_CONFIGURATION as u64 + 1).read_to_end(&mut text) {
-        Ok(_) => Ok(text),
-        Err(error) => Err(Error::new(Code::Io, format!("error reading from stdin: {error}"))),
-    }
+    let failed = |error| Error::new(Code::Io, format!("error reading from stdin: {error}"));
+    stdin.take(MAX_CONFIGURATION as u64 + 1).read_to_end(&mut text).map_err(failed)?;
+    Ok(text)
 }
 
 fn serve(request: &Request, document: &mut Document, program: &str) -> Result<Option<Value>, Error> {
@@ -125,7 +122,12 @@ fn start_logging(request: &Request, conf: &NetConf, events: &EventCollector, lin
 pub fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
     open_netns::refuse_own_of_request(request)?;
     if request.command == CniCommand::Check {
-        require_previous_result(conf)?;
+        // SPEC.md, "CHECK": even if only executables in the chain read it.
+        if conf.prev_result.is_none() {
+            let msg = "prevResult: missing; CHECK needs the result of ADD, which the runtime must pass";
+            return Err(Error::new(Code::InvalidConfig, msg));
+        }
+        result::passed_through(conf)?;
     }
     match &conf.primary {
         Some(primary) => primary::run(&primary::PrimaryCall { request, conf, primary }),
@@ -133,35 +135,60 @@ pub fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
     }
 }
 
-/// Checks that CHECK has the result of ADD (SPEC.md, "CHECK"), even if only executables in the chain read it.
-fn require_previous_result(conf: &NetConf) -> Result<(), Error> {
-    if conf.prev_result.is_none() {
-        let msg = "prevResult: missing; CHECK needs the result of ADD, which the runtime must pass";
-        return Err(Error::new(Code::InvalidConfig, msg));
-    }
-    result::passed_through(conf).map(drop)
-}
-
-/// Runs the command in this process and then for the executables in the chain; for DEL in reverse order.
+/// Runs the command in this process and then for the executables in the chain, which run for every pod; for DEL and a
+/// failed ADD in reverse order.
 fn run_attachment(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
-    let executables = ChainExecutables::new(request, conf);
+    let (executables, mut call) = (executables(conf), Call::forward(request, conf));
     match request.command {
         CniCommand::Add => {
-            executables.find()?;
+            executables.find(&Executables, &call)?;
             let result = add::run(request, conf)?;
-            executables.add(conf, result).inspect_err(|_| {
+            let previous = conf.prev_result.is_some().then(|| result.clone());
+            let added = executables.add(&Executables, &call, previous).inspect_err(|_| {
                 if let Err(error) = del::run(request, conf) {
                     tracing::warn!("can't undo the failed ADD: {error}");
                 }
-            })
+            });
+            Ok(Some(added?.unwrap_or(result)))
         }
-        CniCommand::Check => check::run(request, conf).and_then(|()| executables.check(conf)).map(|()| None),
-        CniCommand::Del => Error::all([executables.del(conf), del::run(request, conf)]).map(|()| None),
-        CniCommand::Gc => Error::all([del::run_gc(conf), executables.gc(conf)]).map(|()| None),
+        CniCommand::Check => {
+            check::run(request, conf)?;
+            executables.check(&Executables, &call, conf.prev_result.as_ref()).map(|()| None)
+        }
+        CniCommand::Del => {
+            // Executables get no network namespace if that is another pod's by now.
+            if !executables.plugins.is_empty() && del::is_late(&attachment(request, &conf.name), &call.netns) {
+                call.netns = PathBuf::new();
+            }
+            let deleted = executables.del(&Executables, &call, conf.prev_result.as_ref());
+            Error::all([deleted, del::run(request, conf)]).map(|()| None)
+        }
+        CniCommand::Gc => {
+            let valid = conf.valid_attachments.as_deref();
+            Error::all([del::run_gc(conf), executables.gc(&Executables, &call, valid)]).map(|()| None)
+        }
         CniCommand::Status => {
             status::check_availability(conf)?;
-            executables.status().map(|()| None)
+            let found = executables.find(&Executables, &call);
+            let available = found.and_then(|()| executables.status(&Executables, &call));
+            available.map(|()| None).map_err(|error| Error { code: Code::NotAvailable, ..error })
         }
+    }
+}
+
+/// Returns the executables in the chain of `conf` as a network.
+fn executables(conf: &NetConf) -> NetworkConfiguration {
+    let plugins: Vec<Block> = sub_plugins::executables(&conf.chain).map(|(_, block)| block.clone()).collect();
+    if plugins.is_empty() {
+        return NetworkConfiguration::default();
+    }
+    NetworkConfiguration {
+        name: conf.name.clone(),
+        cni_version: conf.cni_version.clone(),
+        plugins,
+        runtime_config: conf.runtime_config.clone(),
+        args: conf.args.clone(),
+        ..NetworkConfiguration::default()
     }
 }
 

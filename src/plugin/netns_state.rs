@@ -3,14 +3,13 @@
 //! in its rule format, or another tool's.
 
 use super::record::{SandboxRecord, SandboxRecords, fixtures, writes_ip6};
-use crate::cni::{Code, Error, LIST_ITEMS, at_most};
+use crate::cni::{Code, Error, LIST_ITEMS, NetConf, at_most};
 use crate::firewall::rule::Family;
-use crate::firewall::{ForeignRedirection, LiveRuleset, MAX_RULES, RuleFormat, Ruleset, legacy_tables, max_rules};
+use crate::firewall::{ForeignRedirection, LiveRuleset, RuleFormat, Ruleset, legacy_tables};
 use crate::netns::{self, Fixtures, NetNs, Routing};
 use crate::policy::{Interception, Policy, Redirect};
 use crate::state::{Attachment, Store};
 use std::collections::{BTreeSet, HashSet};
-use std::fmt::Display;
 
 /// The desired state of a network namespace, from the saved state of its attachments.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,6 +72,14 @@ pub(super) struct FormatPreference {
     pub(super) requested: Option<RuleFormat>,
     /// The one that `auto` tries first; `None` for the default.
     pub(super) auto: Option<RuleFormat>,
+}
+
+impl FormatPreference {
+    /// Returns the preference of a configuration that sets `requested`. Executables that exclude traffic insert rules into
+    /// the tables of iptables.
+    pub(super) fn new(requested: Option<RuleFormat>, conf: &NetConf, has_executables: bool) -> Self {
+        Self { requested, auto: conf.auto_format.filter(|_| !has_executables) }
+    }
 }
 
 /// Chooses the format of a redirection. A pod never has redirections of detour in both formats, so the one `in_use` (in the
@@ -161,16 +168,6 @@ pub(super) fn unrecorded_fixtures(live: &LiveRuleset) -> Result<Fixtures, Error>
         }
     }
     Ok(Fixtures { proxy_loopback: live.redirects_natively(), routing })
-}
-
-/// Refuses a policy with too many rules. Only an ADD calls it, so that existing rules can always be repaired and
-/// removed.
-///
-/// # Errors
-/// [`Code::InvalidConfig`](crate::cni::Code::InvalidConfig) with `place` and both numbers.
-pub(super) fn check_rules(policy: &Policy, place: impl Display) -> Result<(), Error> {
-    let place = format_args!("{place}: the redirection with all exclusions, for IPv4 and IPv6");
-    at_most(MAX_RULES, "rules", place, max_rules(policy))
 }
 
 #[cfg(test)]

@@ -12,10 +12,12 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// [`Code::InvalidNetns`]: `CNI_NETNS` is not the path of a network namespace.
 pub(super) fn of_request(request: &Request) -> Result<NetNs, Error> {
-    let path = request.netns.as_deref().unwrap_or_else(|| Path::new(""));
-    let missing =
-        || Error::new(Code::InvalidNetns, format!("CNI_NETNS {}: no network namespace at this path", path.display()));
-    NetNs::open(path)?.ok_or_else(missing)
+    existing("CNI_NETNS ", request.netns.as_deref().unwrap_or_else(|| Path::new("")))
+}
+
+fn existing(variable: &str, path: &Path) -> Result<NetNs, Error> {
+    let missing = || format!("{variable}{}: no network namespace at this path", path.display());
+    NetNs::open(path)?.ok_or_else(|| Error::new(Code::InvalidNetns, missing()))
 }
 
 /// Returns the path of the network namespace of a call and its identity, without opening it; `None` without
@@ -47,8 +49,7 @@ pub(super) fn recorded(root: &HostRoot, path: &Path, id: NetnsId) -> Result<Opti
 /// [`Code::InvalidNetns`]: the path is not that of a network namespace, or it is this process's own.
 pub(super) fn at(path: &Path) -> Result<NetNs, Error> {
     refuse_own(path)?;
-    let missing = || Error::new(Code::InvalidNetns, format!("{}: no network namespace at this path", path.display()));
-    NetNs::open(path)?.ok_or_else(missing)
+    existing("", path)
 }
 
 /// Opens the network namespace at the runtime's path on the node at `root`; the path may already be below `root`.

@@ -7,8 +7,7 @@
 use super::failure::{Failure, is_owned, is_unsupported, refused};
 use super::inputs::SavedInputs;
 use super::netns_state::{
-    FormatPreference, beside, check_rules, choose_format, exclude_secondary_networks, ruleset, unrecorded_fixtures,
-    warn_of_legacy,
+    FormatPreference, beside, choose_format, exclude_secondary_networks, ruleset, unrecorded_fixtures, warn_of_legacy,
 };
 use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecords, fixtures, since_boot};
 use crate::cgroup;
@@ -28,8 +27,6 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 const REPEAT_LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 /// The time limit for attempts if another process changes the rules concurrently: a process with CAP_NET_ADMIN in the pod can change rules without end.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum number of netlink socket failures, each of which leaves the outcome of a transaction unknown.
-const MAX_SOCKET_FAILURES: usize = 3;
 
 /// What a call changes in the desired state of the pod sandbox.
 #[derive(Debug, Clone)]
@@ -73,9 +70,6 @@ pub(super) fn reconcile(
     };
     netns.enter_to(lock_mode, timeout, || {
         let reconciler = Reconciler { store, attachment, netns, operation };
-        if matches!(operation, Operation::Repeat(_)) {
-            reconciler.complete_interrupted()?;
-        }
         match reconciler.run() {
             Err(error) if reconciler.removes() && error.code == Code::ForeignRules => {
                 reconciler.abandon(&error).map(|()| None)
@@ -105,8 +99,8 @@ struct Started {
     has_intent: bool,
     /// The fixtures that were added to the network namespace, or may be.
     added: BTreeSet<Fixture>,
-    /// The generation of the rules before a transaction whose outcome is unknown.
-    unknown_since: Option<u32>,
+    /// Whether the outcome of a transaction is unknown.
+    is_unknown: bool,
 }
 
 /// The desired state of one attempt.
@@ -142,20 +136,6 @@ impl Reconciler<'_> {
         matches!(self.operation, Operation::Add(..))
     }
 
-    /// Completes a change whose call was killed. A record can describe only one unfinished change, so another change must
-    /// not begin before.
-    fn complete_interrupted(&self) -> Result<(), Error> {
-        let records = self.read()?.records.attachments;
-        if records.iter().any(|(_, record)| record.previous_policy.is_some()) {
-            let recorded = records.into_iter().map(|(attachment, record)| (attachment, record.policy));
-            let operation = &Operation::Repeat(recorded.collect());
-            if let Err(error) = (Reconciler { operation, ..*self }).run() {
-                tracing::warn!("can't complete an interrupted change: {}: {error}", self.attachment);
-            }
-        }
-        Ok(())
-    }
-
     fn run(&self) -> Result<Option<Committed>, Error> {
         let saved = self.read()?;
         match self.operation {
@@ -188,7 +168,7 @@ impl Reconciler<'_> {
 
     /// Retries until the rules are committed. `before` is the saved state before the first attempt.
     fn attempts(&self, before: &Saved, started: &mut Started) -> Result<Committed, Error> {
-        let (mut latest, mut force_nftables, mut socket_failures) = (None, false, 0);
+        let (mut latest, mut force_nftables) = (None, false);
         let committed = wait::until(RETRY_TIMEOUT, wait::AT_ONCE, || {
             match self.attempt(latest.as_ref().unwrap_or(before), force_nftables, started) {
                 Ok(committed) => return Ok(Some(committed)),
@@ -197,14 +177,7 @@ impl Reconciler<'_> {
                     tracing::info!("using the nftables rule format: {error}");
                     force_nftables = true;
                 }
-                Err(Failure::Retry(None)) => {}
-                Err(Failure::Retry(Some(error))) => {
-                    socket_failures += 1;
-                    if socket_failures == MAX_SOCKET_FAILURES {
-                        return Err(error);
-                    }
-                    tracing::warn!("reading the rules again: {error}");
-                }
+                Err(Failure::Retry) => {}
             }
             latest = Some(self.read()?);
             Ok(None)
@@ -219,10 +192,6 @@ impl Reconciler<'_> {
         let addresses = netns::own_families()?;
         let mut socket = NfSocket::open().map_err(|error| Failure::of(error, None))?;
         let live = LiveRuleset::read(&mut socket).map_err(|error| Failure::of(error, None))?;
-        // Every transaction increments the generation, so the unknown one did not take effect.
-        if started.unknown_since == Some(live.generation) {
-            started.unknown_since = None;
-        }
         let plan = self.plan(saved, &live, addresses, force_nftables)?;
         started.has_intent = true;
         started.added.extend(&plan.missing);
@@ -241,7 +210,7 @@ impl Reconciler<'_> {
         addresses: OwnFamilies,
         force_nftables: bool,
     ) -> Result<Plan, Error> {
-        let (attachments, saved) = (&saved.attachments, &saved.records);
+        let saved = &saved.records;
         let known_rules = saved.known_rules();
         let foreign = live.foreign_redirection(&known_rules);
         let in_use = live.rule_format(saved.rule_format(None), &known_rules);
@@ -261,10 +230,8 @@ impl Reconciler<'_> {
         if self.adds() {
             let place = format_args!("{} and the other attachments of the pod", self.attachment);
             // Concurrent ADDs see each other's records only under the lock.
-            let count = attachments.len() + usize::from(!attachments.contains(self.attachment));
-            at_most(MAX_ATTACHMENTS, "attachments", self.attachment, count)?;
-            check_rules(&policy, place)?;
-            records.check_size(place)?;
+            at_most(MAX_ATTACHMENTS, "attachments", self.attachment, records.attachments.len())?;
+            records.check_limits(place)?;
         }
         let desired = ruleset(&policy, records.ip6());
         if self.adds() {
@@ -307,7 +274,7 @@ impl Reconciler<'_> {
             let mut record = own.cloned().unwrap_or_default();
             let policy = self.adapted(policy, own, foreign)?;
             if record.policy != policy {
-                record.previous_policy = own.map(|own| own.previous_policy.as_ref().unwrap_or(&own.policy).clone());
+                record.previous_policy = own.map(AttachmentRecord::known_policy);
                 record.policy = policy;
             }
             // The path is updated with the network namespace only: the agent's path differs from the runtime's.
@@ -368,7 +335,7 @@ impl Reconciler<'_> {
         }
         let now = self.store.attachments_of(&self.attachment.container_id)?;
         let is_new = |other: &Attachment| other != self.attachment && !saved.attachments.contains(other);
-        if now.iter().any(is_new) { Err(Failure::Retry(None)) } else { Ok(()) }
+        if now.iter().any(is_new) { Err(Failure::Retry) } else { Ok(()) }
     }
 
     /// Writes what the attachments share; their last DEL removes it.
@@ -413,9 +380,7 @@ impl Reconciler<'_> {
                 Err(Failure::OtherFormat(refused(&error, Some(&transaction))))
             }
             Err(error) => {
-                if matches!(error, NfError::Socket(_)) {
-                    started.unknown_since.get_or_insert(live.generation);
-                }
+                started.is_unknown = matches!(error, NfError::Socket(_));
                 Err(Failure::of(error, Some(&transaction)))
             }
         }
@@ -434,20 +399,20 @@ impl Reconciler<'_> {
             // An unused fixture is harmless; DEL removes it.
             Err(error) => tracing::warn!("{error}"),
         }
-        let shared = if records.sandbox.fixtures == added { Ok(()) } else { self.write_sandbox(&records) };
-        let was_changing = |one: &mut (Attachment, AttachmentRecord)| one.1.previous_policy.take().is_some();
-        let mut changed = records.attachments.iter_mut().filter_map(|one| was_changing(one).then_some(&*one));
-        let written = changed.try_for_each(|(attachment, record)| self.write(attachment, record));
-        for error in [shared, written].into_iter().filter_map(Result::err) {
-            tracing::warn!("{error}");
+        let mut written = if records.sandbox.fixtures == added { Ok(()) } else { self.write_sandbox(&records) };
+        for (attachment, record) in &mut records.attachments {
+            if record.previous_policy.take().is_some() {
+                written = written.and_then(|()| self.write(attachment, record));
+            }
         }
+        written.unwrap_or_else(|error| tracing::warn!("{error}"));
         Ok(())
     }
 
     /// Reverts what a failed call began. If that fails, or if its rules may be in the kernel, the saved state remains:
     /// it describes what DEL has to remove.
     fn undo(&self, saved: &SandboxRecords, started: &Started) {
-        if !started.has_intent || started.unknown_since.is_some() {
+        if !started.has_intent || started.is_unknown {
             return;
         }
         let changed: Vec<&Attachment> = match self.operation {

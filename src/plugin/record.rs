@@ -2,10 +2,10 @@
 
 mod sandbox;
 
-use super::inputs::SavedInputs;
+use super::inputs::{AddInputs, SavedInputs};
 use crate::cni::{Code, Error, Request, at_most};
 use crate::firewall::rule::Family;
-use crate::firewall::{CreatedTables, RuleFormat, Ruleset};
+use crate::firewall::{CreatedTables, MAX_RULES, RuleFormat, Ruleset, max_rules};
 use crate::netns::{Fixtures, NetNs, NetnsId, Routing};
 use crate::policy::{Contradiction, DnsCapture, Interception, InterceptionMode, Ipv6, Policy, Redirect};
 use crate::state::{Attachment, Store, format};
@@ -81,6 +81,24 @@ impl AttachmentRecord {
             record.previous_policy = Some(Policy { interception, ..record.policy.clone() });
         }
         Some(record)
+    }
+
+    /// Returns the path and the identity of the network namespace. Without rules, the inputs have them.
+    pub(super) fn location(&self) -> Option<(PathBuf, NetnsId)> {
+        let own = self.netns_path.clone().zip(self.netns_id);
+        own.or_else(|| self.inputs.as_ref().and_then(AddInputs::read)?.netns)
+    }
+
+    /// Returns the policy before a change that may not be committed; without such a change, the policy.
+    fn before(&self) -> &Policy {
+        self.previous_policy.as_ref().unwrap_or(&self.policy)
+    }
+
+    /// Returns the policy whose redirection may be in the kernel. After a call that was killed, it is that of both
+    /// policies; if they contradict each other, the one before.
+    pub(super) fn known_policy(&self) -> Policy {
+        let before = self.before();
+        before.union(&self.policy).unwrap_or_else(|_| before.clone())
     }
 
     /// Adds what 0.2.0 saved in the record of each attachment. `is_recorded`: whether the pod sandbox has a record.
@@ -184,11 +202,12 @@ impl SandboxRecords {
         self.attachments.sort_by(|(a, _), (b, _)| a.cmp(b));
     }
 
-    /// Checks the size of the saved policies.
+    /// Checks the number of rules and the size of the saved policies.
     ///
     /// # Errors
-    /// [`Code::InvalidConfig`] with `place`, the limit and the size.
-    pub(super) fn check_size(&self, place: impl Display) -> Result<(), Error> {
+    /// [`Code::InvalidConfig`] with `place`, the limit and the number.
+    pub(super) fn check_limits(&self, place: impl Display) -> Result<(), Error> {
+        check_rules(&Policy::union_of(self.attachments.iter().map(|(_, record)| &record.policy)), &place)?;
         let size = |AttachmentRecord { policy, inputs, .. }: &AttachmentRecord| {
             let exclusions = serde_json::to_vec(&policy.exclusions).map_or(0, |text| text.len());
             exclusions + inputs.as_ref().map_or(0, SavedInputs::len)
@@ -202,8 +221,12 @@ impl SandboxRecords {
     /// # Errors
     /// Two policies contradict each other.
     pub(crate) fn policy(&self) -> Result<Policy, Error> {
+        self.union(|record| &record.policy)
+    }
+
+    fn union<'a>(&'a self, policy: impl Fn(&'a AttachmentRecord) -> &'a Policy) -> Result<Policy, Error> {
         let policies: Vec<_> =
-            self.attachments.iter().map(|(attachment, record)| (attachment, &record.policy)).collect();
+            self.attachments.iter().map(|(attachment, record)| (attachment, policy(record))).collect();
         Policy::united(&policies).map_err(Contradiction::into_error)
     }
 
@@ -219,32 +242,19 @@ impl SandboxRecords {
         if self.rule_format(None) != Some(RuleFormat::Iptables) {
             return Ruleset::default();
         }
-        let ruleset = |policy: &Policy| Ruleset::of_redirection(policy, &Family::ALL);
-        let policies =
-            self.attachments.iter().flat_map(|(_, record)| [Some(&record.policy), record.previous_policy.as_ref()]);
-        let union = self.policy().unwrap_or_default();
-        let mut known = ruleset(&union);
-        // Usually, a pod sandbox has one attachment, whose policy is the union.
-        let others = policies.flatten().filter(|policy| **policy != union);
-        others.for_each(|policy| known.add_owned(&ruleset(policy)));
-        if let Some(before) = self.previous_union() {
-            known.add_owned(&ruleset(&before));
+        // A change may not be committed. Some rules depend on several settings, which different attachments may have.
+        let unions = [self.policy().unwrap_or_default(), self.union(AttachmentRecord::before).unwrap_or_default()];
+        let own = self.attachments.iter().flat_map(|(_, record)| [&record.policy, record.before()]);
+        // Usually, a pod sandbox has one attachment, whose policy is the union, and no unfinished change.
+        let mut different: Vec<&Policy> = Vec::new();
+        for policy in unions.iter().chain(own) {
+            if !different.contains(&policy) {
+                different.push(policy);
+            }
         }
+        let mut known = Ruleset::default();
+        different.iter().for_each(|policy| known.add_owned(&Ruleset::of_redirection(policy, &Family::ALL)));
         known
-    }
-
-    /// Returns the union of the policies before a change that may not be committed; `None` without such a change. Some
-    /// rules depend on several settings, which different attachments may have.
-    fn previous_union(&self) -> Option<Policy> {
-        if self.attachments.iter().all(|(_, record)| record.previous_policy.is_none()) {
-            return None;
-        }
-        let policies: Vec<_> = self
-            .attachments
-            .iter()
-            .map(|(attachment, record)| (attachment, record.previous_policy.as_ref().unwrap_or(&record.policy)))
-            .collect();
-        Policy::united(&policies).ok()
     }
 
     /// Returns whether there are rules for IPv6.
@@ -271,10 +281,8 @@ impl FormatCounts {
     pub fn read(store: &Store) -> Result<Self, Error> {
         let mut counts = Self::default();
         for sandbox in store.sandboxes()? {
-            let attachments = store.attachments_of(&sandbox)?.into_iter();
-            let records =
-                attachments.filter_map(|attachment| store.read::<AttachmentRecord>(&attachment).ok().flatten());
-            match records.filter_map(|record| record.format_of_redirection()).next() {
+            let records = SandboxRecords::read_all(store, &store.attachments_of(&sandbox)?, None).unwrap_or_default();
+            match records.rule_format(None) {
                 Some(RuleFormat::Iptables) => counts.iptables += 1,
                 Some(RuleFormat::Nftables) => counts.nftables += 1,
                 None => {}
@@ -291,6 +299,16 @@ impl FormatCounts {
             nftables: self.nftables.saturating_add(other.nftables),
         }
     }
+}
+
+/// Refuses a policy with too many rules. Only an ADD calls it, so that existing rules can always be repaired and
+/// removed.
+///
+/// # Errors
+/// [`Code::InvalidConfig`](crate::cni::Code::InvalidConfig) with `place` and both numbers.
+pub(super) fn check_rules(policy: &Policy, place: impl Display) -> Result<(), Error> {
+    let place = format_args!("{place}: the redirection with all exclusions, for IPv4 and IPv6");
+    at_most(MAX_RULES, "rules", place, max_rules(policy))
 }
 
 /// Returns the attachment of a call.

@@ -1,7 +1,7 @@
 //! Validates a configuration without a pod, with the parsers of a call: what is refused here makes every ADD on a node
 //! fail.
 
-use super::evaluation::host_groups;
+use super::inputs::host_groups;
 use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetConf, Primary, SUB_PLUGINS, result};
 use crate::networks::RunnableConfiguration;
 use crate::suggest::did_you_mean;

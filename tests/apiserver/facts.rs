@@ -1,9 +1,8 @@
 //! The agent's answers to the plugin, with a real API server.
 
 use crate::control_plane::ControlPlane;
-use crate::node::{Node, SETTLED, meshed_pod, on_a_node};
-use crate::shipped::{self, NAMESPACE, apply, base, cluster};
-use crate::support::netns_pod::Pod;
+use crate::node::{SETTLED, meshed_pod, on_a_node};
+use crate::shipped::{self, NAMESPACE, apply, cluster};
 use detour_cni::cluster::{Api, DefinitionQuery, Lookup, ObjectRef};
 use serde_json::json;
 use std::fs;
@@ -13,41 +12,6 @@ use std::path::Path;
 fn asked(plane: &ControlPlane, account: &str) -> usize {
     let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
     plane.audit().iter().filter(|event| event["user"]["username"] == user.as_str()).count()
-}
-
-/// Starts an agent, and waits until its caches are synced.
-fn informed(node: &Node<'_>) -> crate::node::Agent {
-    let agent = node.start_agent("a");
-    agent.wait_for_logs(&["watching pods", "watching namespaces", SETTLED]);
-    agent
-}
-
-#[test]
-fn an_add_sends_no_request_and_needs_no_api_server() {
-    let plane = cluster();
-    let admin = plane.admin();
-    let pod = meshed_pod(&admin, "web-0");
-    on_a_node(&plane, &base("kubernetes"), |node| {
-        let agent = informed(node);
-        let before = asked(&plane, "detour-agent");
-        let sandbox = Pod::new();
-        node.call("ADD", &sandbox, &pod).expect("added");
-        assert!(sandbox.redirects());
-        agent.wait_for_log("ADD");
-        assert_eq!((asked(&plane, "detour-agent"), asked(&plane, "detour-plugin")), (before, 0));
-
-        plane.kill_api();
-        let another = Pod::new();
-        node.call("ADD", &another, &pod).expect("added from the cache");
-        assert!(another.redirects());
-
-        plane.start_api();
-        let late = meshed_pod(&admin, "web-1");
-        let third = Pod::new();
-        node.call("ADD", &third, &late).expect("added");
-        assert!(third.redirects());
-        assert_eq!(asked(&plane, "detour-plugin"), 0);
-    });
 }
 
 #[test]

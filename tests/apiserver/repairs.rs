@@ -31,20 +31,6 @@ fn fails_validation(plane: &ControlPlane, pod: &Value) {
 }
 
 #[test]
-fn a_pod_that_started_before_the_plugin_is_repaired_in_place() {
-    with_an_agent("repair.enabled=true", |plane, node, pod, sandbox| {
-        plane.until(|| sandbox.redirects());
-        plane.until(|| events(&plane.admin()) == ["DetourRepaired"]);
-        node.call("DEL", sandbox, pod).expect("deleted");
-        node.call("ADD", sandbox, pod).expect("added");
-        sandbox.flush();
-        // The agent checks a pod that changes within seconds.
-        plane.admin().merge(pod, &json!({"metadata": {"labels": {"changed": "yes"}}})).expect("accepted");
-        plane.until(|| sandbox.redirects());
-    });
-}
-
-#[test]
 fn a_pod_is_deleted() {
     with_an_agent("repair.repairPods=false,repair.deletePods=true", |plane, _, pod, sandbox| {
         fails_validation(plane, pod);

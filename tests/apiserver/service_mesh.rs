@@ -278,65 +278,6 @@ fn the_guide_instead_of_the_operators_plugin_provides_the_definition() {
     assert_eq!(cluster.owner().0, "detour");
 }
 
-/// The guide takes three steps before it deletes IstioCNI. Without one of them, the definition is deleted.
-#[test]
-fn each_step_that_takes_over_the_definition_is_needed() {
-    let cluster = Cluster::start();
-    let create = &blocks("## Beside IstioCNI", "sh")[0];
-    let blocks = blocks("### Migrate from IstioCNI", "sh");
-    let [annotate, patch] = blocks[0].lines().collect::<Vec<_>>()[..] else { panic!("two commands") };
-    let steps = [annotate, patch, &blocks[2]];
-    cluster.follow(create);
-    for omitted in 0..=steps.len() {
-        cluster.follow("oc apply -f manifests/openshift-service-mesh/istio-cni.yaml");
-        assert_eq!(cluster.owner().0, "istio-cni");
-        for (index, step) in steps.iter().enumerate() {
-            // Without the annotation, the operator has deleted the definition before the last step.
-            if index != omitted && cluster.definition().is_some() {
-                cluster.follow(step);
-            }
-        }
-        cluster.follow("oc delete istiocni default");
-        assert_eq!(cluster.definition().is_some(), omitted == steps.len(), "without step {omitted}");
-    }
-}
-
-#[test]
-fn an_existing_release_takes_over_the_definition_in_the_second_upgrade() {
-    let cluster = Cluster::start();
-    cluster.follow(&blocks("## Beside IstioCNI", "sh")[0]);
-    cluster.helm.upgrade("detour", &["--set", "global.platform=openshift"]);
-    let [keep, _, disown, take, ..] = &blocks("### Migrate from IstioCNI", "sh")[..] else { panic!("four blocks") };
-    cluster.follow(keep);
-    cluster.follow(disown);
-    for owner in ["istio-cni", "detour"] {
-        cluster.follow(take);
-        assert_eq!(cluster.owner().0, owner);
-    }
-}
-
-#[test]
-fn the_operator_reverts_its_daemon_set_but_not_the_definition() {
-    let cluster = Cluster::start();
-    cluster.follow(&blocks("## Beside IstioCNI", "sh")[0]);
-    let daemon_set = json!({"apiVersion": "apps/v1", "kind": "DaemonSet",
-                            "metadata": {"name": "istio-cni-node", "namespace": "istio-cni"}});
-    let strategy =
-        |cluster: &Cluster| cluster.admin.get(&daemon_set).expect("there")["spec"]["updateStrategy"]["type"].clone();
-    let edit = json!({"spec": {"updateStrategy": {"type": "OnDelete", "rollingUpdate": null}}});
-    cluster.admin.merge(&daemon_set, &edit).expect("edited");
-    assert_eq!(strategy(&cluster), "OnDelete");
-    let edited = cluster.admin.merge(&definition_of("default", "istio-cni"), &json!({"spec": {"config": "{}"}}));
-    assert_eq!(edited.expect("edited")["spec"]["config"], "{}");
-    cluster.reconcile().expect("upgraded");
-    assert_eq!(strategy(&cluster), "RollingUpdate", "reverted");
-    assert_eq!(cluster.definition().expect("there")["spec"]["config"], "{}", "not reverted");
-    cluster.admin.delete(&definition_of("default", "istio-cni")).expect("deleted");
-    let (_, restore) = GUIDE.split_once("to restore it, change the resource: `").expect("in the table");
-    cluster.follow(restore.split('`').next().expect("a command"));
-    assert!(cluster.definition().is_some(), "restored when the operator applies the chart");
-}
-
 /// The admission policy of some versions of OpenShift 4.19 and 4.20 (cluster-network-operator issue 2771) fails for
 /// definitions without a spec.
 #[test]

@@ -75,35 +75,6 @@ fn without_credentials_the_plugin_works_while_an_agent_runs() {
 }
 
 #[test]
-fn a_revoked_token_is_refused_and_the_next_agent_writes_a_new_one() {
-    let plane = cluster();
-    let admin = plane.admin();
-    let pod = meshed_pod(&admin, "web-0");
-    on_a_node(&plane, &base("kubernetes"), |node| {
-        let first = node.start_agent("a");
-        first.wait_for_log(SETTLED);
-        assert!(first.ended().0.success());
-        let old = node.plugin_token();
-        let plugin = json!({
-            "apiVersion": "v1", "kind": "ServiceAccount",
-            "metadata": {"namespace": NAMESPACE, "name": "detour-plugin"},
-        });
-        admin.delete(&plugin).expect("deleted");
-        admin.apply(&plugin).expect("created again");
-        let sandbox = Pod::new();
-        let refused = node.call("ADD", &sandbox, &pod).expect_err("401");
-        assert!(refused["msg"].as_str().expect("text").contains("401"), "{refused}");
-        assert!(!sandbox.redirects());
-
-        let second = node.start_agent("b");
-        second.wait_for_log("write /var/lib/cni/detour/kubeconfig");
-        second.wait_for_log(SETTLED);
-        assert_ne!(node.plugin_token(), old);
-        node.call("ADD", &sandbox, &pod).expect("added");
-    });
-}
-
-#[test]
 fn while_the_api_server_is_down_the_token_on_the_node_stays() {
     let plane = cluster();
     let admin = plane.admin();

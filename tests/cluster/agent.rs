@@ -236,16 +236,3 @@ fn each_fault_of_the_agent_is_an_error_with_its_reason() {
         assert!(started.elapsed() < Duration::from_secs(50), "{name}: {:?}", started.elapsed());
     }
 }
-
-#[test]
-fn an_agent_that_ends_in_its_answer_is_no_agent() {
-    let text = changed(&facts(), |_| {});
-    let root = Directory::new("agent");
-    let socket = root.join("agent.sock");
-    for length in (0..text.len()).step_by(37) {
-        let _peer = says(&text[..length])(&socket);
-        let error = error(&socket, Duration::from_secs(60)).expect("half an answer");
-        let is_right = error.number() == 11 && error.to_string().contains("the agent closed the connection");
-        assert!(is_right, "after {length} bytes: {error}");
-    }
-}

@@ -1,6 +1,6 @@
 //! Facts from an API server: requests, kubeconfigs, credentials.
 
-use crate::scene::{GET_NAMESPACE, GET_POD, api, directory, facts_by, has_both, kubeconfig, namespace, pod, wanted};
+use crate::scene::{GET_NAMESPACE, GET_POD, api, directory, facts_by, has_both, kubeconfig, wanted};
 use crate::server::{Answer, Request, Server};
 use detour_cni::cluster;
 use serde_json::json;
@@ -55,17 +55,6 @@ fn a_source_reads_and_connects_to_nothing_before_its_first_request() {
 }
 
 #[test]
-fn a_body_of_one_and_a_half_megabytes_is_accepted() {
-    let server = Server::plain(|request| {
-        let mut pod = pod("uid-1");
-        pod["metadata"]["annotations"] = json!({"large": "x".repeat(1_500_000)});
-        if request.line == GET_POD { Answer::json(200, &pod) } else { Answer::json(200, &namespace()) }
-    });
-    let path = kubeconfig("large", &json!({"server": server.http()}), &json!({}));
-    assert_eq!(facts_by(&path).expect("facts").pod.annotations["large"].len(), 1_500_000);
-}
-
-#[test]
 fn a_token_file_beside_the_kubeconfig_is_read_for_each_source() {
     let server = Server::plain(has_both);
     let user = json!({"token": "old", "tokenFile": "token"});
@@ -115,19 +104,6 @@ fn a_kubeconfig_as_kubectl_writes_it() {
     );
     fs::write(&path, text).expect("a file");
     facts_by(&path).expect("facts");
-}
-
-#[test]
-fn a_static_pod_is_identified_by_its_hash() {
-    let server = Server::plain(|request| {
-        let mut pod = pod("mirror");
-        pod["metadata"]["annotations"] =
-            json!({"kubernetes.io/config.hash": "uid-1", "kubernetes.io/config.mirror": "uid-1"});
-        if request.line == GET_POD { Answer::json(200, &pod) } else { Answer::json(200, &namespace()) }
-    });
-    let path = kubeconfig("static-pod", &json!({"server": server.http()}), &json!({}));
-    assert_eq!(facts_by(&path).expect("facts").pod.uid.as_deref(), Some("mirror"));
-    assert_eq!(server.requests().len(), 2);
 }
 
 #[test]

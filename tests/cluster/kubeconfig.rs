@@ -19,14 +19,6 @@ fn a_missing_kubeconfig_is_a_temporary_error() {
 }
 
 #[test]
-fn a_directory_instead_of_a_kubeconfig_is_a_read_error() {
-    let path = directory("a-directory");
-    let error = facts_by(&path).expect_err("a directory");
-    assert_eq!(error.code, Code::Io);
-    assert!(error.msg.contains(path.to_str().expect("a path")), "{error}");
-}
-
-#[test]
 fn links_below_another_root_are_resolved_as_on_the_node() {
     let root = directory("other-root");
     fs::create_dir_all(root.join("var")).expect("made");

@@ -6,10 +6,9 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use detour_cni::cni::{Code, Error};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use rustls::crypto::{ActiveKeyExchange, SupportedKxGroup};
 use rustls::pki_types::PrivateKeyDer;
 use rustls::server::WebPkiClientVerifier;
-use rustls::{NamedGroup, RootCertStore, ServerConfig};
+use rustls::{RootCertStore, ServerConfig};
 use serde_json::{Value, json};
 use std::fs;
 use std::sync::Arc;
@@ -78,15 +77,6 @@ fn the_ca_is_read_from_inline_data_or_a_file_beside_the_kubeconfig() {
 }
 
 #[test]
-fn an_ipv4_address_in_brackets_is_verified_against_the_certificate() {
-    let ca = authority();
-    let server = Server::tls(serving(&ca, &for_names(&["127.0.0.1"])), has_both);
-    let mut cluster = trusting(&server, &ca);
-    cluster["server"] = json!(format!("https://[127.0.0.1]:{}", server.address.port()));
-    facts_by(&kubeconfig("brackets", &cluster, &json!({}))).expect("facts");
-}
-
-#[test]
 fn the_server_name_can_be_configured() {
     let ca = authority();
     let server = Server::tls(serving(&ca, &for_names(&["kubernetes.default.svc"])), has_both);
@@ -123,54 +113,4 @@ fn a_client_certificate_is_sent_from_inline_data_or_files() {
     fs::write(path.with_file_name("client.crt"), certificate).expect("a file");
     fs::write(path.with_file_name("client.key"), key).expect("a file");
     facts_by(&path).expect("facts");
-}
-
-#[test]
-fn a_required_client_certificate_is_reported_without_retry() {
-    let ca = authority();
-    let server = Server::tls(config(&ca, &for_names(&["127.0.0.1"]), Some(&ca)), has_both);
-    let error = fails_at_once("client-none", &server, &trusting(&server, &ca), &json!({"token": "t"}));
-    assert!(error.msg.contains("client-certificate"), "{error}");
-}
-
-#[test]
-fn a_server_without_common_parameters_is_reported_without_retry() {
-    let ca = authority();
-    let mut provider = rustls::crypto::ring::default_provider();
-    // The client has no key exchange with which the server works.
-    provider.kx_groups.clear();
-    provider.kx_groups.push(&UnknownGroup);
-    let key = KeyPair::generate().expect("a key");
-    let certificate = for_names(&["127.0.0.1"]).signed_by(&key, &ca).expect("a certificate");
-    let key = PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
-    let builder = ServerConfig::builder_with_provider(Arc::new(provider)).with_safe_default_protocol_versions();
-    let builder = builder.expect("versions").with_no_client_auth();
-    let config = builder.with_single_cert(vec![certificate.der().clone()], key).expect("a certificate");
-    let server = Server::tls(config, has_both);
-    let error = fails_at_once("kx-none", &server, &trusting(&server, &ca), &json!({}));
-    assert!(error.msg.contains("X25519, P-256 or P-384"), "{error}");
-}
-
-/// The curve P-521, which this client does not offer.
-#[derive(Debug)]
-struct UnknownGroup;
-
-impl SupportedKxGroup for UnknownGroup {
-    fn start(&self) -> Result<Box<dyn ActiveKeyExchange>, rustls::Error> {
-        Err(rustls::Error::General("never chosen".to_owned()))
-    }
-
-    fn name(&self) -> NamedGroup {
-        NamedGroup::secp521r1
-    }
-}
-
-#[test]
-fn a_broken_certificate_in_a_bundle_is_skipped() {
-    let ca = authority();
-    let server = Server::tls(serving(&ca, &for_names(&["127.0.0.1"])), has_both);
-    let broken = "-----BEGIN CERTIFICATE-----\nAQ==\n-----END CERTIFICATE-----\n";
-    let bundle = BASE64_STANDARD.encode(format!("{broken}{}{broken}", ca.pem()));
-    let cluster = json!({"server": server.https(), "certificate-authority-data": bundle});
-    facts_by(&kubeconfig("ca-bundle", &cluster, &json!({}))).expect("facts");
 }

@@ -1,7 +1,7 @@
 //! Reports to the cluster: a pod's network status and its Events.
 
 use crate::scene::{api, directory, kubeconfig, manifests, status};
-use crate::server::{Answer, Server, closed_port};
+use crate::server::{Answer, Server};
 use detour_cni::cluster::{self, Cluster, Event};
 use detour_cni::cni::Code;
 use detour_cni::pod::Pod;
@@ -68,23 +68,6 @@ fn a_report_about_a_deleted_or_replaced_pod_is_not_retried() {
         assert!(started.elapsed() < Duration::from_secs(60));
         assert_eq!(server.requests().len(), 1);
     }
-}
-
-#[test]
-fn server_errors_are_retried_for_two_seconds_at_most() {
-    let heals = Server::plain(
-        |request| if request.nth == 0 { status(500, "no leader") } else { Answer::json(200, &json!({})) },
-    );
-    source("heals", &heals.http()).report(&pod(), Some("[]"), &[]).expect("written");
-    assert_eq!(heals.requests().len(), 2);
-
-    let started = Instant::now();
-    let refused = format!("http://{}", closed_port());
-    assert_eq!(source("refused", &refused).report(&pod(), None, &[event()]).expect_err("refused").code, Code::TryAgain);
-    let hangs = Server::plain(|_| Answer::Hang);
-    let error = source("hangs", &hangs.http()).report(&pod(), None, &[event()]).expect_err("no answer");
-    assert!(error.code == Code::TryAgain && error.msg.contains("POST"), "{error}");
-    assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
 }
 
 #[test]

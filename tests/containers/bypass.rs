@@ -59,22 +59,6 @@ fn the_start_of_a_container_is_bounded_in_time_while_saved_state_is_read() {
 }
 
 #[test]
-fn a_container_that_is_restarted_gets_a_new_element() {
-    scene(|scene| {
-        let pod = scene.pod(VAULT, &json!({}));
-        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
-        let mut first = plugin.run(&pod, VAULT);
-        assert_eq!(first.connect(), "direct");
-        first.exit();
-        let mut second = plugin.run(&pod, VAULT);
-        assert_eq!(second.connect(), "direct");
-        plugin.stop(&first);
-        pod.wait_for_elements(&[second.cgroup()], SOON);
-        assert_eq!(second.connect(), "direct");
-    });
-}
-
-#[test]
 fn elements_that_another_process_removes_are_restored() {
     scene(|scene| {
         let pod = scene.pod(VAULT, &json!({}));
@@ -125,16 +109,5 @@ fn an_agent_in_a_private_cgroup_namespace_restores_rules_that_match() {
         agent.wait_for_log("traffic is redirected to the sidecar again");
         pod.wait_for_elements(&[vault.cgroup()], SOON);
         assert_eq!(vault.connect(), "direct");
-    });
-}
-
-#[test]
-fn the_agent_logs_an_unknown_container_name_with_the_names_of_the_pod() {
-    scene(|scene| {
-        let agent = scene.agent();
-        agent.wait_for_log("serving the plugin's requests");
-        let _pod = scene.pod("vault-agnt", &json!({}));
-        let line = agent.wait_for_log("vault-agnt");
-        assert!(line.contains(VAULT) && line.contains(WEB), "{line}");
     });
 }

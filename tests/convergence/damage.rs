@@ -173,11 +173,6 @@ fn changes_to_two_attachments_with_annotations_are_repaired() {
     is_detected_and_repaired(&[Slot::IstioCni.with(Facts::Annotated), Slot::ExcludeDns.with(Facts::Annotated)]);
 }
 
-#[test]
-fn changes_to_tproxy_rules_are_repaired() {
-    is_detected_and_repaired(&[Slot::Detour.with(Facts::Tproxy)]);
-}
-
 /// Policy rules and routes of both families, in both dialects.
 #[test]
 fn changes_to_the_routing_of_tproxy_are_repaired() {
@@ -215,30 +210,6 @@ fn changes_to_the_routing_of_tproxy_are_repaired() {
             call("DEL").done();
             Kernel::of(&pod).assert_is(&before, "after DEL");
         }
-    });
-}
-
-/// Fixtures that the old and the new desired state share remain.
-#[test]
-fn another_mark_keeps_the_route_of_the_same_table() {
-    let attachment = Slot::Detour.with(Facts::Tproxy);
-    on_a_node(|| {
-        let (pod, other) = (Pod::new(), Pod::new());
-        let mut configuration = attachment.configuration();
-        configuration["chain"][0]["inbound_tproxy_mark"] = 1400.into();
-        let call = |pod: &Pod, verb| {
-            let netns = pod.netns().display().to_string();
-            pod.call_with(verb, attachment.slot.ifname(), &configuration, &netns).done();
-        };
-        pod.add(attachment).done();
-        call(&pod, "ADD");
-        call(&other, "ADD");
-        // The kernel chooses the number of a policy rule.
-        let routes = |pod: &Pod| pod.tool("sh", &["-c", "ip route show table 133; ip -6 route show table 133"], "");
-        assert_eq!(routes(&pod), routes(&other));
-        call(&pod, "CHECK");
-        pod.del(attachment).done();
-        other.del(attachment).done();
     });
 }
 
@@ -308,23 +279,5 @@ fn a_failed_add_keeps_the_routing_of_an_earlier_one() {
             pod.del(attachment).done();
             assert!(!Kernel::of(&pod).has_rules());
         }
-    });
-}
-
-/// Fixtures of an earlier ADD remain recorded when a later ADD needs fewer of them.
-#[test]
-fn routing_that_a_later_add_does_not_need_is_removed() {
-    let attachment = Slot::Detour.with(Facts::Tproxy);
-    on_a_node(|| {
-        let pod = Pod::new();
-        let before = Kernel::of(&pod);
-        let mut configuration = attachment.configuration();
-        let netns = pod.netns().display().to_string();
-        pod.add(attachment).done();
-        configuration["chain"][0]["enable_ipv6"] = false.into();
-        pod.call_with("ADD", attachment.slot.ifname(), &configuration, &netns).done();
-        assert_eq!(pod.tool("ip", &["-6", "route", "show", "table", "133"], ""), "");
-        pod.del(attachment).done();
-        Kernel::of(&pod).assert_is(&before, "after DEL");
     });
 }

@@ -1,4 +1,4 @@
-//! Saved state that is gone, and network namespaces that are gone or replaced. `faults::state` has damaged state.
+//! Saved state that is gone, and network namespaces that are gone or replaced. `faults` has damaged state.
 
 use crate::attachment::{Attachment, Facts, Slot};
 use crate::call::Answer;

@@ -7,7 +7,6 @@ mod expect;
 mod faults;
 mod foreign;
 mod gc;
-mod legacy;
 mod limits;
 mod loopback_plugin;
 mod lost_state;

@@ -1,8 +1,7 @@
 //! The order of ADDs does not matter, concurrent calls succeed, and locks of others don't block calls.
-//! `faults::parallel` makes many calls for one attachment, and in many pods.
+//! `faults` makes many calls for one attachment.
 
 use crate::attachment::{Attachment, Facts, Slot};
-use crate::call::Answer;
 use crate::expect::{Foreign, from_scratch};
 use crate::foreign;
 use crate::kernel::Kernel;
@@ -84,23 +83,6 @@ fn a_contradiction_names_both_attachments_and_the_second_leaves_nothing() {
     });
 }
 
-/// The change is refused; the rules before it remain and can be removed.
-#[test]
-fn a_change_that_contradicts_another_attachment_has_no_effect() {
-    let (first, second) = (Slot::IstioCni.with(Facts::DnsCaptured), Slot::Detour.with(Facts::Plain));
-    on_a_node(|| {
-        let pod = Pod::new();
-        pod.add(first).done();
-        pod.add(second).done();
-        pod.add(Slot::Detour.with(Facts::Tproxy)).refused(7);
-        Kernel::of(&pod)
-            .assert_is(&from_scratch(None, &[first, second].into()).expect("accepted"), "after the refusal");
-        pod.del(second).done();
-        Kernel::of(&pod).assert_is(&from_scratch(None, &[first].into()).expect("accepted"), "after the other's DEL");
-        pod.del(first).done();
-    });
-}
-
 /// Without DNS capture, so that it needs fewer tables than an attachment with exclusions only.
 const PLAIN: Attachment = Slot::Detour.with(Facts::Plain);
 const OTHER: Attachment = Slot::ExcludeDns.with(Facts::Plain);
@@ -136,21 +118,6 @@ fn concurrent_calls_of_different_commands_in_one_pod_succeed() {
         }
         pod.del(OTHER).done();
         assert!(!Kernel::of(&pod).has_rules());
-    });
-}
-
-/// An ADD without rules takes a shorter path; concurrent ADDs must still see it.
-#[test]
-fn an_add_with_interception_none_prevents_the_rules_of_a_concurrent_add() {
-    on_a_node(|| {
-        let none = Slot::IstioCni.with(Facts::InterceptionNone);
-        for _ in 0..REPETITIONS {
-            let pod = Pod::new();
-            all_succeed([pod.start("ADD", none), pod.start("ADD", OTHER)]);
-            assert!(!Kernel::of(&pod).has_rules());
-            assert_eq!(pod.check(OTHER), Answer::Done);
-            all_succeed([pod.start("DEL", none), pod.start("DEL", OTHER)]);
-        }
     });
 }
 

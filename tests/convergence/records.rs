@@ -168,52 +168,6 @@ fn a_record_of_a_newer_version_is_refused_with_a_next_step_and_del_leaves_nothin
     });
 }
 
-/// Every version writes the redirection: a record without it is damaged.
-#[test]
-fn a_record_without_the_redirection_is_refused_and_del_leaves_nothing() {
-    on_a_node(|| {
-        for golden in &GOLDEN[..4] {
-            let pod = Pod::new();
-            golden.call(&pod, "ADD").done();
-            let mut record = saved(&pod);
-            record["policy"].as_object_mut().expect("an object").remove("interception");
-            save(&pod, &record);
-            for verb in ["CHECK", "ADD"] {
-                let error = golden.call(&pod, verb).refused(105);
-                assert!(error.contains("interception") && error.contains("delete the pod"), "{error}");
-            }
-            golden.call(&pod, "DEL").done();
-            // Rules in built-in chains for interfaces and UIDs that are missing in the record remain.
-            let left = Kernel::of(&pod);
-            assert!(!left.rules.keys().any(|chain| chain.contains('_')), "{}: {left:?}", golden.name);
-            let routing = "ip rule; ip -6 rule; ip route show table 133; ip -6 route show table 133; :";
-            let routing = pod.tool("sh", &["-c", routing], "");
-            assert!(!routing.contains("fwmark") && !routing.contains("local default"), "{routing}");
-        }
-    });
-}
-
-#[test]
-fn a_record_without_fixtures_is_used_and_del_leaves_nothing() {
-    on_a_node(|| {
-        for golden in &GOLDEN {
-            let pod = Pod::new();
-            let before = Kernel::of(&pod);
-            golden.call(&pod, "ADD").done();
-            let (mut record, right) = (saved(&pod), Kernel::of(&pod));
-            record.as_object_mut().expect("an object").remove("fixtures");
-            for verb in ["CHECK", "ADD"] {
-                save(&pod, &record);
-                golden.call(&pod, verb).done();
-                Kernel::of(&pod).assert_is(&right, golden.name);
-            }
-            save(&pod, &record);
-            golden.call(&pod, "DEL").done();
-            Kernel::of(&pod).assert_is(&before, golden.name);
-        }
-    });
-}
-
 /// Returns a configuration that excludes `count` × `count` × 2 kinds of DNS queries; those of different `first` UIDs differ.
 fn excluding(count: usize, first: usize) -> Value {
     let uids: Vec<usize> = (0..count).map(|i| first + 2 * i).collect();

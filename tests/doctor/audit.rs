@@ -5,7 +5,7 @@ use crate::compare;
 use crate::faults::{add_entry, chained, istio_cni};
 use crate::pod::Netns;
 use crate::programs::DETOUR;
-use crate::scene::{Plan, Scene, scene};
+use crate::scene::{CONF, Plan, Scene, scene};
 use detour_cni::inspect::audit::{AuditReport, AuditedPod, Bypass, CountedUnit};
 use serde_json::{Value, json};
 use std::process::Command;
@@ -377,6 +377,20 @@ fn a_pod_with_a_sidecar_that_started_without_rules_is_listed() {
         let wanted =
             "not redirected: the plugin made no rules when the pod started, because the pod had no sidecar then";
         assert!(!pod.redirected && pod.reason.starts_with(wanted), "{pod:#?}");
+    });
+}
+
+#[test]
+fn a_pod_without_rules_is_explained_with_all_attachments_of_its_node() {
+    let mut plan = Plan::new();
+    plan.is_added = false;
+    scene(plan, |scene| {
+        let mut other = scene.json(CONF);
+        other["name"] = "other".into();
+        scene.write("etc/cni/multus/net.d/other.conf", &other.to_string());
+        let report = audit(scene, &[]);
+        let pod = only_pod(&report);
+        assert!(pod.reason.starts_with("not redirected: the plugin did not run for this pod"), "{pod:#?}");
     });
 }
 

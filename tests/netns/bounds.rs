@@ -4,7 +4,7 @@ use crate::configuration::{chain, story};
 use crate::dialect::Dialect;
 use crate::expectations::*;
 use crate::istio::Dns;
-use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
+use crate::pod::APP_PROCESS;
 use crate::world::*;
 use serde_json::{Value, json};
 
@@ -32,17 +32,5 @@ in_both_dialects! {
             world.families().iter().for_each(|&family| assert!(world.iptables_save(family).is_empty()));
             tcp_is_direct(&world, APP_PROCESS);
         }
-    }
-
-    fn a_pod_can_start_without_its_requests_outside_the_bounds(dialect) {
-        let world = World::new(Families::Both);
-        let bounds = json!({"allow": [], "outside_bounds": "ignore"});
-        world.add(&bounded(&world, dialect, "1337", bounds));
-        for process in [APP_PROCESS, VAULT_INIT] {
-            tcp_is_captured(&world, process);
-            dns_is_captured(&world, process, RESOLVER);
-        }
-        tcp_is_direct(&world, PROXY);
-        world.call("CHECK", &bounded(&world, dialect, "1337", json!({"outside_bounds": "ignore"}))).run().done();
     }
 }

@@ -4,7 +4,7 @@ use crate::configuration::{chain, exclude_1337, story};
 use crate::dialect::Dialect;
 use crate::expectations::*;
 use crate::istio::Dns;
-use crate::pod::{self, APP_PROCESS, PROXY};
+use crate::pod::{APP_PROCESS, PROXY};
 use crate::support::cgroup::Cgroup;
 use crate::world::*;
 use detour_cni::firewall::ContainerElement;
@@ -27,12 +27,6 @@ fn excluding(world: &World, dns: Dns, scope: &str) -> Value {
         { "type": "container-exclude", "containers": [NAME], "scope": scope },
     ]);
     chain(&story(world, dns, &[]), sub_plugins)
-}
-
-/// Returns a configuration that only excludes the container.
-fn only_excluding(world: &World) -> Value {
-    let sub_plugins = json!([{ "type": "container-exclude", "containers": [NAME] }]);
-    chain(&story(world, Dns::Captured, &[]), sub_plugins)
 }
 
 /// Creates a redirected pod that excludes the container, with an element for a new control group.
@@ -94,30 +88,6 @@ in_both_dialects! {
         everything_is_captured(&world);
     }
 
-    /// Queries to other servers must not get the zone of captured ones: their answers are in no zone.
-    fn containers_are_excluded_if_only_some_servers_are_captured(dialect) {
-        let world = World::new(Families::Both);
-        let servers = |family| RESOLVER.ip(family).to_string();
-        let sub_plugins = json!([
-            {
-                "type": "istio-redirect", "redirect_dns": true, "capture_all_dns": false,
-                "dns_servers_v4": [servers(Family::V4)], "dns_servers_v6": [servers(Family::V6)],
-            },
-            { "type": "container-exclude", "containers": [NAME] },
-        ]);
-        world.add(&dialect.of(chain(&story(&world, Dns::Captured, &[]), sub_plugins)));
-        let cgroup = Cgroup::new();
-        world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
-        world.within(&cgroup, || {
-            for resolver in [RESOLVER, OTHER_RESOLVER] {
-                dns_is_direct(&world, APP_PROCESS, resolver);
-            }
-            a_query_leaves_one_replied_entry(&world, APP_PROCESS, RESOLVER);
-            a_query_leaves_one_replied_entry(&world, APP_PROCESS, OTHER_RESOLVER);
-        });
-        dns_is_captured(&world, APP_PROCESS, RESOLVER);
-    }
-
     /// As for other exclusions, only DNS that would be captured bypasses over lo.
     fn over_lo_only_queries_bypass(dialect) {
         let (world, cgroup) = world(Dns::Captured, ContainerScope::All, dialect);
@@ -135,24 +105,6 @@ in_both_dialects! {
         });
         let captured = world.pod_sends(APP_PROCESS, Protocol::Udp, local);
         assert_eq!(captured, Arrival::captured_datagram(DNS_PROXY));
-    }
-
-    fn tproxy_still_captures_inbound_connections(dialect) {
-        let world = World::new(Families::Both);
-        let proxy = Process { uid: 0, gid: 1337 };
-        let pod = pod::manifest(true, proxy, &[("sidecar.istio.io/interceptionMode", "TPROXY")]);
-        let sub_plugins =
-            json!([{ "type": "istio-redirect" }, { "type": "container-exclude", "containers": [NAME] }]);
-        world.add(&dialect.of(chain(&world.manifests(&[pod::NAMESPACE, &pod]), sub_plugins)));
-        let cgroup = Cgroup::new();
-        world.change_containers(&[], &[element(ContainerScope::All, &cgroup)]);
-        world.within(&cgroup, || {
-            tcp_is_direct(&world, APP_PROCESS);
-            dns_is_direct(&world, APP_PROCESS, RESOLVER);
-            the_rest_is_direct(&world, APP_PROCESS);
-        });
-        tcp_is_captured(&world, APP_PROCESS);
-        inbound_is_captured(&world);
     }
 
     fn an_established_connection_survives_the_end_of_the_bypass(dialect) {
@@ -213,17 +165,6 @@ in_both_dialects! {
         world.add(&dialect.of(excluding(&world, Dns::Left, "all")));
         assert_eq!(world.containers(), elements);
         world.within(&cgroup, || tcp_is_direct(&world, APP_PROCESS));
-    }
-
-    fn the_last_del_removes_the_table(dialect) {
-        let (world, cgroup) = world(Dns::Captured, ContainerScope::All, dialect);
-        let other = dialect.of(only_excluding(&world));
-        world.call("ADD", &other).interface("net2").run().done();
-        world.call("DEL", &dialect.of(excluding(&world, Dns::Captured, "all"))).run().done();
-        assert_eq!(world.containers(), [element(ContainerScope::All, &cgroup)]);
-        world.call("DEL", &other).interface("net2").run().done();
-        assert_eq!(world.native_tables(), Vec::<String>::new());
-        assert!(world.families().iter().all(|family| world.iptables_save(*family).is_empty()));
     }
 
     /// The kernel counts levels from the cgroup namespace of the process that writes a rule, and the plugin enters the

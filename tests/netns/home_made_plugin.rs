@@ -44,15 +44,3 @@ fn a_shell_plugin_works_before_detour() {
     world.add(&exclude_1337(&story(&world, Dns::Captured, &[])));
     its_rule_is_first_and_works(&world);
 }
-
-#[test]
-fn del_keeps_the_rule_of_the_shell_plugin() {
-    let world = World::new(Families::Both);
-    let configuration = exclude_1337(&story(&world, Dns::Captured, &[]));
-    insert_its_rule(&world);
-    let before: Vec<Ruleset> = world.families().iter().map(|&family| world.iptables_save(family)).collect();
-    world.add(&configuration);
-    world.call("DEL", &configuration).run().done();
-    let after: Vec<Ruleset> = world.families().iter().map(|&family| world.iptables_save(family)).collect();
-    assert_eq!(before, after);
-}

@@ -22,11 +22,6 @@ fn rules_equal_those_of_istio_cni() {
 }
 
 #[test]
-fn rules_equal_those_of_istio_cni_with_dns_capture() {
-    the_rules_are_istios(Dns::Captured, Process { uid: DEFAULT_OWNER, gid: DEFAULT_OWNER });
-}
-
-#[test]
 fn rules_equal_those_of_istio_cni_on_openshift() {
     the_rules_are_istios(Dns::Captured, PROXY);
 }

@@ -121,16 +121,6 @@ fn foreign_jumps_to_detours_chains_are_limited() {
 }
 
 #[test]
-fn extra_rules_in_detours_chain_are_flushed() {
-    let (world, configuration) = attached();
-    let before = world.iptables_save(Family::V4);
-    fill(&world, "-A ISTIO_OUTPUT -d {address} -j ACCEPT", 15_000);
-    assert_eq!(soon(&world, "CHECK", &configuration).refused().0, 103);
-    soon(&world, "ADD", &configuration).done();
-    assert_eq!(world.iptables_save(Family::V4), before);
-}
-
-#[test]
 fn rules_in_other_tables_do_not_count_toward_the_limit() {
     let (world, configuration) = attached();
     let rules: String = (0..30_000).map(|_| "add rule inet mine c accept\n").collect();

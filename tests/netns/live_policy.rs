@@ -10,15 +10,12 @@ use crate::dialect::Dialect;
 use crate::expectations::*;
 use crate::istio::Dns;
 use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
-use crate::support::cgroup::Cgroup;
 use crate::support::new_netns::tool_in;
 use crate::world::*;
 use detour_cni::cluster;
 use detour_cni::cni::{CniCommand, Error, NetConf};
-use detour_cni::firewall::ContainerElement;
 use detour_cni::plugin::running::{Repeated, RepeatedAdd};
 use detour_cni::pod::{Facts, PodRef};
-use detour_cni::policy::ContainerScope;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -198,56 +195,5 @@ in_both_dialects! {
             assert!(arrivals.iter().any(direct) && arrivals.iter().any(captured), "{arrivals:?}");
             assert!(arrivals.iter().all(|arrival| direct(arrival) || captured(arrival)), "{arrivals:?}");
         }
-    }
-
-    fn long_connections_survive_each_switch_under_tproxy(dialect) {
-        let proxy = Process { uid: 0, gid: 1337 };
-        let world = World::new(Families::Both);
-        let state = |excludes: bool| {
-            let mut all = annotations(excludes);
-            all.push(("sidecar.istio.io/interceptionMode", "TPROXY".to_owned()));
-            let all: Vec<(&str, &str)> = all.iter().map(|(key, value)| (*key, value.as_str())).collect();
-            world.manifests(&[pod::NAMESPACE, &pod::manifest(false, proxy, &all)])
-        };
-        let states = [false, true].map(state);
-        world.add(&dialect.of(exclude_1337(&states[0])));
-        let mut connections = long_connections(&world);
-        follow(&world, &states[1]).expect("applied");
-        connections.extend(long_connections(&world));
-        for switch in 0..SWITCHES {
-            follow(&world, &states[switch % 2]).expect("applied");
-            connections.iter().for_each(|connection| connection.wait_for(1));
-        }
-        for connection in connections {
-            let (arrivals, _) = connection.stop();
-            assert_eq!(arrivals.len(), 1, "{arrivals:?}");
-        }
-    }
-
-    fn excluded_containers_keep_their_bypass(dialect) {
-        let world = World::new(Families::Both);
-        let name = "vault-agent-init";
-        let container = ("detour.io/exclude-containers", name.to_owned());
-        let state = |excludes: bool| {
-            let mut all = annotations(excludes);
-            all.push(container.clone());
-            written(&world, Dns::Left, &all)
-        };
-        let states = [false, true].map(state);
-        let sub_plugins = json!([
-            {"type": "istio-redirect"}, {"type": "dns-exclude"}, {"type": "uid-exclude"}, {"type": "container-exclude"},
-        ]);
-        world.add(&dialect.of(chain(&states[0], sub_plugins)));
-        let cgroup = Cgroup::new();
-        let element = ContainerElement::new(ContainerScope::All, cgroup.id(), name, "0123456789abcdef0123");
-        world.change_containers(&[], std::slice::from_ref(&element));
-        for switch in 1..=4 {
-            follow(&world, &states[switch % 2]).expect("applied");
-            assert_eq!(world.containers(), std::slice::from_ref(&element));
-            world.within(&cgroup, || tcp_is_direct(&world, APP_PROCESS));
-        }
-        follow(&world, &written(&world, Dns::Left, &[])).expect("applied");
-        assert_eq!(world.containers(), []);
-        world.within(&cgroup, || tcp_is_captured(&world, APP_PROCESS));
     }
 }

@@ -41,10 +41,4 @@ in_both_dialects! {
             assert_eq!(world.pod_sends(APP_PROCESS, Protocol::Tcp, to), Arrival::direct(to, POD.ip(family)));
         }
     }
-
-    /// Istio itself does not honor excluded ranges for DNS; `excluded-ranges` exists for this reason.
-    fn istio_alone_captures_dns_for_its_excluded_ranges(dialect) {
-        let world = world(dialect, &[RANGES], json!({ "type": "dns-exclude" }));
-        dns_is_captured(&world, APP_PROCESS, VAULT);
-    }
 }

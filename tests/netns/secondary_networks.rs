@@ -3,7 +3,7 @@
 
 use crate::configuration::{chain, story};
 use crate::istio::Dns;
-use crate::pod::{APP_PROCESS, NAMESPACE, PROXY, manifest};
+use crate::pod::{APP_PROCESS, PROXY};
 use crate::world::*;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -22,11 +22,6 @@ fn rules_beside(interface: &str, captured: bool) -> String {
     world.ip(&["link", "add", "later0", "type", "veth", "peer", "name", "later1"]);
     world.call("CHECK", &configuration).run().done();
     rules
-}
-
-#[test]
-fn secondary_networks_are_captured_by_default() {
-    assert!(!rules_beside("data0", true).contains("data0"));
 }
 
 #[test]
@@ -126,29 +121,6 @@ fn an_interface_that_a_setting_names_is_excluded_even_with_the_default_route() {
         let sent = world.pod_sends(APP_PROCESS, Protocol::Tcp, server);
         assert_eq!(sent, Arrival::direct(server, "10.90.0.2".parse().expect("an address")), "{dialect}");
         assert_eq!(traced(&world, "uid=1000650000", server), ["ovn-udn1", "direct"]);
-        world.call("DEL", &configuration).run().done();
-    }
-}
-
-/// An alias is a label of an address, and iptables takes a name that ends in `+` for a prefix: a rule for it would
-/// exclude all traffic.
-#[test]
-fn aliases_and_prefixes_are_not_interfaces() {
-    let world = World::new(Families::V4);
-    world.ip(&["addr", "add", "10.88.0.7/24", "dev", "eth0", "label", "eth0:7"]);
-    world.ip(&["link", "add", "eth+", "type", "veth", "peer", "name", "+"]);
-    let pod = manifest(false, PROXY, &[]).replace("default/istio-cni", "default/istio-cni, default/storage@et+");
-    for dialect in ["iptables", "nftables"] {
-        let manifests = world.manifests(&[NAMESPACE, &pod]);
-        let mut configuration =
-            chain(&manifests, json!([{ "type": "istio-redirect", "capture_secondary_networks": false }]));
-        configuration["dialect"] = dialect.into();
-        world.add(&configuration);
-        let server = SERVER.at(Family::V4, HTTPS);
-        let arrival = world.pod_sends(APP_PROCESS, Protocol::Tcp, server);
-        assert_eq!(arrival, Arrival::captured(OUTBOUND, server), "{dialect}");
-        let rules = format!("{:?}{:?}", world.iptables_save(Family::V4), world.native_tables());
-        assert!(!rules.contains("eth0:7"), "{rules}");
         world.call("DEL", &configuration).run().done();
     }
 }

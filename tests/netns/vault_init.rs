@@ -36,16 +36,8 @@ in_both_dialects! {
         traffic_is_redirected_except_excluded(&world(Families::Both, Dns::Captured, dialect));
     }
 
-    fn exclusions_work_in_an_ipv4_pod(dialect) {
-        traffic_is_redirected_except_excluded(&world(Families::V4, Dns::Captured, dialect));
-    }
-
     fn exclusions_work_in_an_ipv6_pod(dialect) {
         traffic_is_redirected_except_excluded(&world(Families::V6, Dns::Captured, dialect));
-    }
-
-    fn a_query_of_1337_leaves_one_replied_entry(dialect) {
-        a_query_leaves_one_replied_entry(&world(Families::Both, Dns::Captured, dialect), VAULT_INIT, RESOLVER);
     }
 
     fn exclusions_work_without_dns_capture(dialect) {

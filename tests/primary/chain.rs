@@ -207,17 +207,6 @@ fn excluded_containers_of_node_attachments_and_pod_are_united_in_any_order() {
     }
 }
 
-#[test]
-fn a_list_that_matches_no_container_creates_no_table() {
-    let node = node();
-    node.pod_selects("");
-    let conf =
-        node.recording(&json!({"chain": [{"type": "container-exclude", "containers": "job-*,init-containers"}]}));
-    node.done("ADD", &conf);
-    assert_eq!(saved_containers(&node), [""; 0]);
-    assert_eq!(node.pod.run(&["nft", "list", "tables"]), "");
-}
-
 /// The tables of the redirection in format nftables.
 fn is_native(node: &Node) -> bool {
     node.pod.run(&["nft", "list", "tables"]).contains("detour-nat")

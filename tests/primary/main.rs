@@ -1,12 +1,11 @@
 //! The primary plugin as a runtime calls it, with reference plugins, recorders and real packets. Needs
-//! root, `iptables-save`, `ip`, Debian's `containernetworking-plugins` and `cnitool`.
+//! root, `iptables-save`, `ip`, and Debian's `containernetworking-plugins`.
 
 mod after;
 mod agent;
 mod api;
 mod auxiliary_chain;
 mod chain;
-mod cnitool;
 mod default_route;
 mod definitions;
 mod delegates;

@@ -13,7 +13,7 @@ use detour_cni::firewall::{
 };
 use detour_cni::policy::ContainerScope::{self, All, Dns};
 use detour_cni::policy::{
-    DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
+    DnsCapture, Exclusion, IdRange, Interception, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
 use policies::{on, policies};
 use scratch::{in_new_netns, tool};
@@ -370,4 +370,23 @@ fn commit_retrying(desired: &Ruleset) {
         }
     }
     panic!("the rules keep changing");
+}
+
+/// The proxy has UID 1000659999, and UID 1337 is excluded.
+#[test]
+fn the_rules_of_the_readme_example_match_the_golden_file() {
+    let redirect = Redirect {
+        proxy_uid: vec![1_000_659_999],
+        proxy_gid: vec![1_000_659_999],
+        dns: DnsCapture::All,
+        ..Redirect::default()
+    };
+    let owner = TrafficOwner::Uid(IdRange::one(1337));
+    let exclusion = Exclusion { owner, destination: None, protocol: None, ports: Vec::new() };
+    let policy = Policy {
+        interception: Interception::On(Box::new(redirect)),
+        exclusions: [exclusion].into(),
+        ..Policy::default()
+    };
+    assert_eq!(text(&translate(&Ruleset::of(&policy, &Family::ALL))), include_str!("../golden/story.nft"));
 }

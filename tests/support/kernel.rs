@@ -21,16 +21,15 @@ impl Tools for Pod {
 pub(crate) struct Kernel {
     /// Rules by `FAMILY TABLE CHAIN`, as iptables-save and ip6tables-save print them.
     pub(crate) rules: BTreeMap<String, Vec<String>>,
-    /// All tables and netfilter chains of nf_tables with their hooks, including empty ones, and the rules of the table of
-    /// exclusions.
+    /// All tables and netfilter chains of nf_tables with their hooks, including empty ones, and all native rules.
     chains: BTreeSet<String>,
     /// Addresses, policy rules and routes.
     rest: String,
 }
 
 /// One shell runs all tools, because starting processes takes most of the time.
-const LOOK: &str = "echo '#ip'; iptables-save; echo '#ip6'; ip6tables-save; echo '#chains'; nft list tables; \
-    nft list chains; nft --stateless list table inet detour-exclusions 2>/dev/null; echo '#rest'; ip addr show lo; \
+const LOOK: &str = "echo '#ip'; iptables-save; echo '#ip6'; ip6tables-save; echo '#chains'; \
+    nft --stateless list ruleset; echo '#rest'; ip addr show lo; \
     ip rule; ip -6 rule; ip route show table all dev lo; ip -6 route show table all dev lo";
 
 impl Kernel {
@@ -96,7 +95,7 @@ fn chains(text: &str) -> BTreeSet<String> {
         } else if line.starts_with("chain ") {
             chain = line;
         }
-        if line != "}" {
+        if !line.is_empty() && line != "}" {
             found.insert(format!("{table} {chain} {line}"));
         }
     }

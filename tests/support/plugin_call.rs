@@ -4,6 +4,7 @@ use super::attachment::Attachment;
 use super::netns_pod::Pod;
 use super::program::program;
 use serde_json::{Value, json};
+use std::ffi::OsStr;
 use std::io::Write;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -30,7 +31,8 @@ impl Answer {
         }
     }
 
-    fn of(output: &Output) -> Self {
+    /// Returns the outcome of a call that has ended with an answer.
+    pub(crate) fn of(output: &Output) -> Self {
         if output.status.success() {
             return Self::Done;
         }
@@ -69,8 +71,21 @@ impl Pod {
 
     /// Starts a call with these parameters.
     pub(crate) fn start_with(&self, verb: &str, ifname: &str, configuration: &Value, netns: &str) -> Child {
-        let mut command = Command::new(program());
-        command.env_clear().envs([
+        self.start_under(&[], verb, ifname, configuration, netns)
+    }
+
+    /// The same, with another program that runs the plugin, such as `strace`.
+    pub(crate) fn start_under(
+        &self,
+        runner: &[&str],
+        verb: &str,
+        ifname: &str,
+        configuration: &Value,
+        netns: &str,
+    ) -> Child {
+        let mut words = runner.iter().map(OsStr::new).chain([program().as_os_str()]);
+        let mut command = Command::new(words.next().expect("the plugin"));
+        command.args(words).env_clear().envs([
             ("CNI_COMMAND", verb),
             ("CNI_CONTAINERID", &self.container_id),
             ("CNI_NETNS", netns),

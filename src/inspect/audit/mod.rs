@@ -3,6 +3,7 @@
 
 mod report;
 
+pub(super) use report::verdict;
 pub use report::{AuditReport, AuditedPod, Bypass, CountedUnit};
 
 use super::doctor::{CheckTarget, node_setup};

@@ -99,19 +99,18 @@ impl AuditedPod {
     }
 
     /// Returns whether a rule of another program lets traffic bypass the sidecar.
-    #[must_use]
-    pub fn has_bypass_by_other_program(&self) -> bool {
+    pub(in crate::inspect) fn has_bypass_by_other_program(&self) -> bool {
         self.bypasses.iter().any(|bypass| bypass.by_other_program)
     }
 
     /// Returns whether the report must list the pod: traffic bypasses the mesh, rules differ, or there was an error.
-    #[must_use]
-    pub fn is_listed(&self) -> bool {
+    pub(in crate::inspect) fn is_listed(&self) -> bool {
         !self.is_clean() || !self.bypasses.is_empty()
     }
 
-    fn write(&self, screen: &mut Screen) {
-        screen.heading(&format!("Pod {}/{}", self.namespace, self.pod));
+    /// Writes the pod below a heading, which contains its `place`.
+    pub(in crate::inspect) fn write(&self, place: &str, screen: &mut Screen) {
+        screen.heading(&format!("Pod {}/{}{place}", self.namespace, self.pod));
         if let Some(error) = &self.error {
             screen.text(format!("  not examined: {error}"), Tone::Bad);
             return;
@@ -167,22 +166,27 @@ impl Bypass {
     }
 }
 
+/// Returns the verdict about pods.
+pub(in crate::inspect) fn verdict(pods: &[&AuditedPod]) -> (String, Tone) {
+    let count = |is_meant: fn(&AuditedPod) -> bool| pods.iter().filter(|pod| is_meant(pod)).count();
+    let listed = count(AuditedPod::is_listed);
+    let (wrong, by_others) = (count(|pod| !pod.is_as_desired()), count(AuditedPod::has_bypass_by_other_program));
+    let of_wrong = format!("{wrong} bypass the mesh, have other rules than desired, or were not examined");
+    let of_others = format!("{by_others} with a rule of another program that lets traffic bypass the mesh");
+    match (listed, wrong, by_others) {
+        (0, ..) => ("no traffic bypasses the mesh".to_owned(), Tone::Good),
+        (_, 0, 0) => (format!("{listed} with exclusions, none bypasses the mesh entirely"), Tone::Notable),
+        (_, _, 0) => (of_wrong, Tone::Bad),
+        (_, 0, _) => (of_others, Tone::Bad),
+        _ => (format!("{of_wrong}; {of_others}"), Tone::Bad),
+    }
+}
+
 impl TextReport for AuditReport {
     fn write(&self, screen: &mut Screen) {
-        let listed = self.pods.iter().filter(|pod| pod.is_listed()).count();
-        let wrong = self.pods.iter().filter(|pod| !pod.is_as_desired()).count();
-        let by_others = self.pods.iter().filter(|pod| pod.has_bypass_by_other_program()).count();
-        let of_wrong = format!("{wrong} bypass the mesh, have other rules than desired, or were not examined");
-        let of_others = format!("{by_others} with a rule of another program that lets traffic bypass the mesh");
-        let (verdict, tone) = match (listed, wrong, by_others) {
-            (0, ..) => ("no traffic bypasses the mesh".to_owned(), Tone::Good),
-            (_, 0, 0) => (format!("{listed} with exclusions, none bypasses the mesh entirely"), Tone::Notable),
-            (_, _, 0) => (of_wrong, Tone::Bad),
-            (_, 0, _) => (of_others, Tone::Bad),
-            _ => (format!("{of_wrong}; {of_others}"), Tone::Bad),
-        };
+        let (verdict, tone) = verdict(&self.pods.iter().collect::<Vec<_>>());
         let checked = counted(self.checked, "pod");
         screen.labeled(format!("Node {}: {checked} checked,", self.node), verdict, tone);
-        self.pods.iter().for_each(|pod| pod.write(screen));
+        self.pods.iter().for_each(|pod| pod.write("", screen));
     }
 }

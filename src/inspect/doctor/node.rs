@@ -159,16 +159,16 @@ fn guard(conf: Option<&NetConf>) -> Option<CheckVerdict> {
 /// Checks whether eBPF programs replace Service addresses before netfilter sees them. Nodes whose BPF file system is not
 /// visible to this process have no such check.
 pub(super) fn examine_socket_lb(target: &CheckTarget, results: &mut Results) {
-    let Ok(products) = socket_lb::products(&target.mount) else { return };
+    let Some(products) = socket_lb::products(&target.mount) else { return };
     results.run(checks::SOCKET_LB, || match products {
         products if products.is_empty() => CheckVerdict::pass("no programs of Cilium or Calico are attached"),
         products => CheckVerdict::warn(
             format!(
                 "{}: a process connects to a backend instead of the Service's address, so the sidecar does not route by \
                  Service, and an exclusion of a ClusterIP has no effect",
-                joined(products.iter().map(|product| product.name()))
+                joined(products.iter().map(|product| product.name))
             ),
-            products.iter().map(|product| product.setting()).collect::<Vec<_>>().join("; "),
+            products.iter().map(|product| product.setting).collect::<Vec<_>>().join("; "),
         ),
     });
 }

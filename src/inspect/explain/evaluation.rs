@@ -48,7 +48,7 @@ pub(super) fn evaluate(subject: &Subject) -> Result<Vec<Evaluation<'_>>, Error> 
             None => Evaluation::of(subject, None, &subject.conf)?,
         }]);
     };
-    let is_network = |name: &str| preview.networks.iter().any(|network| network.name == name);
+    let is_network = |name: &str| preview.networks.iter().any(|(network, _)| network.name == name);
     let with_chain = preview.evaluated.iter();
     with_chain
         .map(|one| Evaluation::of(subject, is_network(&one.name).then_some(one.name.as_str()), &one.conf))

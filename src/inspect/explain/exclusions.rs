@@ -34,8 +34,7 @@ pub struct ExcludedTraffic {
 
 impl ExcludedTraffic {
     /// Returns the owner's excluded traffic in one line.
-    #[must_use]
-    pub fn what(&self) -> String {
+    pub(super) fn what(&self) -> String {
         let mut words = vec![self.protocol.clone()];
         match self.ports.as_slice() {
             [] => {}
@@ -47,7 +46,6 @@ impl ExcludedTraffic {
     }
 
     /// Returns the sources, and the remark.
-    #[must_use]
     pub(super) fn described_sources(&self) -> String {
         self.sources.iter().chain(&self.note).cloned().collect::<Vec<_>>().join("; ")
     }

@@ -12,7 +12,8 @@ use crate::inspect::elements::scope_text;
 use crate::inspect::selected::SelectedNetwork;
 use crate::inspect::subject::{ConfigurationOrigin, PlannedFormat, Subject, planned_format};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, cut_list, joined};
-use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
+use crate::networks::PodNetwork;
+use crate::plugin::primary::{NetworkRunner, UNREAD, united};
 use crate::pod::Pod;
 use crate::pod::well_known::{
     EXCLUDE_DESTINATION_PORTS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_PORTS, EXCLUDE_OUTBOUND_RANGES,
@@ -387,7 +388,7 @@ pub struct NetworkReport {
 fn networks_of(subject: &Subject, evaluations: &[Evaluation<'_>]) -> Vec<NetworkReport> {
     let previewed = subject.networks.iter().flat_map(|preview| &preview.networks);
     let mut all: Vec<NetworkReport> =
-        previewed.map(|network| NetworkReport::of(network, subject, evaluations)).collect();
+        previewed.map(|(network, runner)| NetworkReport::of(network, *runner, subject, evaluations)).collect();
     let is_known = |name: &str, all: &[NetworkReport]| all.iter().any(|one| one.name == name);
     for SelectedNetwork { name, leads_to } in &subject.selected {
         if !is_known(name, &all) {
@@ -399,17 +400,17 @@ fn networks_of(subject: &Subject, evaluations: &[Evaluation<'_>]) -> Vec<Network
 }
 
 impl NetworkReport {
-    fn of(network: &PreviewedNetwork, subject: &Subject, evaluations: &[Evaluation<'_>]) -> Self {
-        let is_own = |one: &&Evaluation<'_>| {
-            one.attachment == Some(network.name.as_str()) && network.place == NetworkRunner::Here
-        };
+    fn of(network: &PodNetwork, runner: NetworkRunner, subject: &Subject, evaluations: &[Evaluation<'_>]) -> Self {
+        let is_own =
+            |one: &&Evaluation<'_>| one.attachment == Some(network.name.as_str()) && runner == NetworkRunner::Here;
         let own = evaluations.iter().find(is_own);
+        let types = network.configuration.types().filter(|kind| *kind != UNREAD);
         Self {
             name: network.name.clone(),
-            selected_by: if network.selected { "pod" } else { "configuration" },
-            interface: network.interface.clone(),
-            types: network.types.clone(),
-            runs: match network.place {
+            selected_by: if network.selection.is_some() { "pod" } else { "configuration" },
+            interface: (runner == NetworkRunner::Delegate).then(|| network.interface.clone()),
+            types: types.map(str::to_owned).collect(),
+            runs: match runner {
                 NetworkRunner::Delegate => "delegate",
                 NetworkRunner::Chain => "chain",
                 NetworkRunner::Here => "in-process",

@@ -22,23 +22,20 @@ pub struct Setting {
 
 impl Setting {
     /// Returns whether the setting has Istio's default because it is not set.
-    #[must_use]
-    pub fn is_default(&self) -> bool {
+    pub(super) fn is_default(&self) -> bool {
         self.sources.iter().all(|source| *source == SettingSource::Default.to_string())
     }
 
     /// Whether the value differs from that of Istio's and this program's default. The default of one setting can depend on
     /// another one.
-    #[must_use]
-    pub fn differs(&self) -> bool {
+    pub(super) fn differs(&self) -> bool {
         let is_default = |source: &String| *source == SettingSource::Default.to_string();
         !self.sources.iter().all(is_default)
             && setting_values(&Redirect::default()).any(|(key, value)| key == self.key && value != self.value)
     }
 
     /// Returns the value in one line.
-    #[must_use]
-    pub fn shown(&self) -> String {
+    pub(super) fn shown(&self) -> String {
         match &self.value {
             Value::Array(items) if items.is_empty() => "none".to_owned(),
             Value::Array(items) => joined(items.iter().map(plain)),

@@ -45,7 +45,7 @@ fn addresses_of_services(subject: &Subject, policy: &Policy) -> Option<Warning> 
     let is_one = |network: &IpNet| network.prefix_len() == network.max_prefix_len();
     let excluded = policy.exclusions.iter().filter_map(|exclusion| exclusion.destination).filter(is_one);
     let addresses: BTreeSet<String> = excluded.map(|network| network.addr().to_string()).collect();
-    let names: Vec<_> = subject.socket_lb.iter().map(|product| product.name()).collect();
+    let names: Vec<_> = subject.socket_lb.iter().map(|product| product.name).collect();
     (!names.is_empty() && !addresses.is_empty()).then(|| {
         let what = format!(
             "{} on the pod's node replaces a Service's address before the rules see it: the exclusion of {} has no effect \
@@ -53,8 +53,8 @@ fn addresses_of_services(subject: &Subject, policy: &Policy) -> Option<Warning> 
             names.join(", "),
             joined(addresses)
         );
-        let settings: Vec<_> = subject.socket_lb.iter().map(|product| product.setting()).collect();
-        Warning::new("socket-load-balancing", what, settings.join("; "))
+        let settings: Vec<_> = subject.socket_lb.iter().map(|product| product.setting).collect();
+        Warning { code: "socket-load-balancing", what, next: settings.join("; ") }
     })
 }
 
@@ -67,7 +67,7 @@ fn executables_beside_native_rules(conf: &NetConf) -> Option<Warning> {
             executables.join(", ")
         );
         let next = "set \"dialect\": \"iptables\", or use uid-exclude or dns-exclude instead of the executable";
-        Warning::new("executable-beside-native-rules", what, next)
+        Warning { code: "executable-beside-native-rules", what, next: next.to_owned() }
     })
 }
 
@@ -86,7 +86,8 @@ pub(super) fn warnings(
     all.extend(excluded_with_application(&containers, policy));
     all.extend(init_containers.iter().filter_map(excluded_after_proxy));
     all.extend(unselected_network(subject).map(|(why, next)| {
-        Warning::new("network-not-selected", format!("Multus does not run this configuration for the pod: {why}"), next)
+        let what = format!("Multus does not run this configuration for the pod: {why}");
+        Warning { code: "network-not-selected", what, next }
     }));
     if policy.ambient {
         all.extend(annotations_for_sidecars(&subject.facts.pod));
@@ -140,7 +141,8 @@ fn unknown_configuration(subject: &Subject) -> Option<Warning> {
         _ => "only a part of the node's configuration",
     };
     let next = "use kubectl detour explain, run the command on the pod's node, or add --config FILE";
-    Some(Warning::new("unknown-configuration", format!("the report uses {what}: {reason}"), next))
+    let what = format!("the report uses {what}: {reason}");
+    Some(Warning { code: "unknown-configuration", what, next: next.to_owned() })
 }
 
 /// Warns about Istio's annotations for sidecars.
@@ -150,11 +152,8 @@ fn annotations_for_sidecars(pod: &Pod) -> impl Iterator<Item = Warning> {
     let present = replaced.into_iter().filter(|(key, _)| pod.annotations.contains_key(*key));
     present.map(|(key, other)| {
         let what = format!("annotation {key} has no effect in the ambient mesh");
-        Warning::new(
-            "annotation-for-sidecars",
-            what,
-            format!("use {other}, with destination-exclude in the sub-plugin chain"),
-        )
+        let next = format!("use {other}, with destination-exclude in the sub-plugin chain");
+        Warning { code: "annotation-for-sidecars", what, next }
     })
 }
 
@@ -165,7 +164,7 @@ fn not_yet_injected(subject: &Subject) -> Option<Warning> {
     let what = format!("the pod template of {object} has no container istio-proxy; Istio injects it into each new pod");
     let next = "use the manifest of a running pod (kubectl get pod NAME -o yaml), or inject the template first: istioctl \
                 kube-inject -f FILE | detour explain -f -";
-    Some(Warning::new("template-without-sidecar", what, next))
+    Some(Warning { code: "template-without-sidecar", what, next: next.to_owned() })
 }
 
 /// Warns about an application that runs as an excluded ID, or as the proxy's.
@@ -176,7 +175,7 @@ fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Polic
     let pairs = excluded.flat_map(|e| owned(e).into_iter().map(move |container| (e, container)));
     let warning = |name: &str, runs_as: String, next: String| {
         let what = format!("container {name} runs as {runs_as}: all traffic that it sends bypasses the mesh");
-        Warning::new("excluded-with-application", what, next)
+        Warning { code: "excluded-with-application", what, next }
     };
     let as_excluded = pairs.map(|(exclusion, container)| {
         let name = container.name();
@@ -221,7 +220,7 @@ fn excluded_after_proxy(InitContainer { name, excluded, needless_exclusions, .. 
              loses mTLS"
         );
         let next = format!("remove the exclusion, unless {name} must reach servers outside of the mesh directly");
-        Warning::new("excluded-after-proxy", what, next)
+        Warning { code: "excluded-after-proxy", what, next }
     })
 }
 
@@ -248,7 +247,7 @@ fn captured_too_early(
             None => early_container_hint(container, containers),
         };
         let what = format!("init container {name} runs before the sidecar: the {traffic} captured and lost{except}");
-        Warning::new("init-container-too-early", what, next)
+        Warning { code: "init-container-too-early", what, next }
     };
     captured.map(warning).collect()
 }

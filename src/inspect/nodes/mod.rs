@@ -6,8 +6,8 @@ mod check;
 pub use agents::{AgentDaemonSet, AgentPod, NodeLabels, pods_with_running_sidecar};
 pub use check::{NodeCheck, NodeResult, NodesCheck, PolicyCounts};
 
-use super::audit::{AuditReport, AuditedPod};
-use super::terminal::{Cell, Screen, TextReport, Tone};
+use super::audit::{AuditReport, AuditedPod, verdict};
+use super::terminal::{Cell, Screen, TextReport, Tone, counted};
 use crate::pod::Pod;
 use crate::printable;
 use serde::de::DeserializeOwned;
@@ -138,45 +138,20 @@ impl NodesAudit {
     }
 }
 
-impl PodOfNode {
-    /// Returns a line for each problem of the pod and each kind of traffic that bypasses the sidecar.
-    fn rows(&self) -> impl Iterator<Item = Vec<Cell>> {
-        let Self { node, pod } = self;
-        let row = move |counts: [Option<u64>; 2], tone, traffic: &str, source: &str| {
-            let count =
-                |number: Option<u64>| Cell::of(number.map_or_else(|| "-".to_owned(), |number| number.to_string()));
-            let name = Cell::of(format!("{}/{}", pod.namespace, pod.pod)).tone(Tone::Strong);
-            let [packets, bytes] = counts.map(count);
-            vec![name, Cell::of(node), packets, bytes, Cell::of(traffic).tone(tone), Cell::of(source).tone(Tone::Faint)]
-        };
-        let none = [None, None];
-        let problem = match &pod.error {
-            Some(error) => Some(row(none, Tone::Bad, "not examined", error)),
-            None if !pod.redirected => Some(row(none, Tone::Bad, "all traffic", &pod.reason)),
-            None => None,
-        };
-        let drift =
-            pod.drift.iter().map(move |difference| row(none, Tone::Bad, "differs from the desired rules", difference));
-        let bypasses = pod.bypasses.iter().map(move |one| {
-            let tone = if one.by_other_program { Tone::Bad } else { Tone::Plain };
-            row([one.packets, one.bytes], tone, &one.described(), &one.source)
-        });
-        let more = (pod.left_out > 0).then(|| row(none, Tone::Plain, &format!("{} more", pod.left_out), ""));
-        problem.into_iter().chain(drift).chain(bypasses).chain(more)
-    }
-}
-
 impl TextReport for NodesAudit {
     fn write(&self, screen: &mut Screen) {
         if self.pods.is_empty() {
-            let verdict = match self.errors.is_empty() {
+            let none = match self.errors.is_empty() {
                 true => "No pod bypasses the mesh",
                 false => "No pod on the audited nodes bypasses the mesh",
             };
-            screen.line(&[Cell::of(format!("{verdict}; pods checked: {}", self.checked))]);
+            screen.text(format!("{none}; pods checked: {}", self.checked), Tone::Plain);
         } else {
-            let titles = ["pod", "node", "counted", "bytes", "bypasses the sidecar", "source"];
-            screen.titled_table(titles, self.pods.iter().flat_map(PodOfNode::rows));
+            let (verdict, tone) = verdict(&self.pods.iter().map(|one| &one.pod).collect::<Vec<_>>());
+            screen.labeled(format!("{} checked,", counted(self.checked, "pod")), verdict, tone);
+        }
+        for PodOfNode { node, pod } in &self.pods {
+            pod.write(&format!(" on node {node}"), screen);
         }
         let row = |NodeError { node, error }: &NodeError| vec![Cell::of(node).tone(Tone::Strong), Cell::of(error)];
         screen.section("Not audited", self.errors.iter().map(row));
@@ -221,8 +196,7 @@ mod tests {
         assert_eq!(all.errors.iter().map(|error| error.node.as_str()).collect::<Vec<_>>(), ["n3", "n4"]);
         assert!(all.errors[0].error.contains("unrecognized subcommand"));
         let text = render(&all, Format::Table, Screen::plain()).expect("text");
-        let lines: Vec<&str> = text.as_str().lines().collect();
-        assert!(lines[2].contains("shop/early\\u{1b}[2J") && lines[2].ends_with("no rules"), "{text}");
+        assert!(text.as_str().contains("\nPod shop/early\\u{1b}[2J on node n2\n  no rules\n"), "{text}");
         assert!(text.as_str().contains("missing: x\n") && text.as_str().contains("3 more"), "{text}");
         assert!(text.as_str().contains("can't be read") && text.as_str().contains("Not audited\n"), "{text}");
         assert!(text.as_str().contains(" DNS of container vault (now) "), "{text}");

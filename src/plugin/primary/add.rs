@@ -4,18 +4,20 @@
 
 use super::PrimaryCall;
 use super::invocation::Invocation;
-use super::lazy_pod::LazyPod;
-use super::networks::wait_until_ready;
+use super::networks::require_ready;
 use super::plan::AddPlan;
-use super::pod_policy;
+use super::pod_policy::{InProcessAttachment, rule_format, united};
 use super::saved_state::SavedState;
 use crate::cni::result::AddResult;
-use crate::cni::{Code, Error, NetConf, NetworkStatus};
+use crate::cni::{Code, Error, NetworkStatus};
 use crate::netns::{LockMode, NetNs, replace_default_routes};
 use crate::networks::{
     AddedNetwork, DefaultRouteChange, Selection, added_interface, move_default_route, moves_default_route,
     network_status,
 };
+use crate::plugin::evaluation::{desired_policies, fetch_facts};
+use crate::plugin::lazy_pod::LazyPod;
+use crate::plugin::netns_state::FormatPreference;
 use crate::plugin::{add, open_netns};
 use crate::pod::Pod;
 use crate::trusted_file::{self, FileError};
@@ -27,9 +29,6 @@ use std::time::Duration;
 
 /// How long to wait for another call in the same network namespace.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
-/// The maximum size of the network status in bytes; all annotations of a pod together may have 256 KiB (apimachinery,
-/// `TotalAnnotationSizeLimitB`).
-const MAX_STATUS: usize = 64 << 10;
 /// Only the owner of an entry and of the directory can replace the entry (inode(7)).
 const STICKY: u32 = 0o1000;
 
@@ -40,11 +39,11 @@ const STICKY: u32 = 0o1000;
 pub(super) fn run(call: &PrimaryCall<'_>) -> Result<Value, Error> {
     check_state_directory(&call.primary.cni_dir)?;
     let netns = open_netns::of_request(call.request)?;
-    wait_until_ready(call.primary)?;
-    let pod = LazyPod::new(call);
+    require_ready(call.primary, Some(call.primary.readiness_timeout))?;
+    let pod = LazyPod::new(call.request, call.conf);
     let annotated = pod.with_annotations()?;
     let mut plan = AddPlan::new(call, &pod, annotated)?;
-    pod_policy::fetch_facts(call, &pod, &plan.evaluated)?;
+    plan.evaluated.iter().try_for_each(|one| fetch_facts(&pod, &one.conf))?;
     let (store, attachment) = (call.store(), call.attachment());
     store.write(&attachment, &SavedState::new(&netns, plan.invocations.clone()))?;
     let outcome = perform(call, &pod, &mut plan, &netns).and_then(|outcome| {
@@ -107,10 +106,14 @@ fn perform(
     add_default_routes(&route_changes, netns)?;
     let mut default_result = network_results.first().cloned().unwrap_or_default();
     let previous = default_result.to_json(&call.conf.cni_version)?;
-    let (policy, rule_format, inputs) = pod_policy::desired_policy(call, pod, &plan.evaluated, &previous)?;
+    for InProcessAttachment { conf, .. } in &mut plan.evaluated {
+        conf.prev_result = Some(previous.clone());
+    }
+    let evaluated = plan.evaluated.iter().map(|one| (Some(one.name.as_str()), &one.conf));
+    let (policies, inputs) = desired_policies(call.request, pod, evaluated)?;
     let has_executables = plan.invocations.iter().any(|invocation| invocation.is_chained || invocation.is_auxiliary);
-    let auto_format = call.conf.auto_format.filter(|_| !has_executables);
-    add::apply(call.request, &NetConf { rule_format, auto_format, ..call.conf.clone() }, policy, inputs)?;
+    let format = FormatPreference::new(rule_format(call.conf, &plan.evaluated)?, call.conf, has_executables);
+    add::apply(call.request, call.conf, united(&policies)?, format, inputs)?;
     for invocation in plan.invocations.iter_mut().filter(|invocation| invocation.is_chained) {
         default_result = invocation.add(&delegate_call, Some(&default_result))?;
     }
@@ -174,14 +177,6 @@ fn report_networks(
         networks.push(added);
         events.extend(added_interface(&invocation.interface, added));
     }
-    let status = network_status(&networks);
-    let fits = status.len() <= MAX_STATUS;
-    if !fits {
-        let (Pod { namespace, name, .. }, length) = (pod, status.len());
-        tracing::warn!(
-            "network-status not written: pod {namespace}/{name}: expected at most {MAX_STATUS} bytes, got {length}; \
-             see the results of its networks' plugins"
-        );
-    }
-    reports.report(pod, fits.then_some(status.as_str()), &events).unwrap_or_else(|failure| tracing::warn!("{failure}"));
+    let reported = reports.report(pod, Some(&network_status(&networks)), &events);
+    reported.unwrap_or_else(|failure| tracing::warn!("{failure}"));
 }

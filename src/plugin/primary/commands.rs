@@ -3,11 +3,11 @@
 use super::PrimaryCall;
 use super::invocation::Invocation;
 use super::multus_record::MultusRecord;
-use super::networks::check_ready;
+use super::networks::require_ready;
 use super::plan::{AddPlan, NetworkRunner, runner};
 use super::pod_policy::InProcessAttachment;
 use super::saved_state::SavedState;
-use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, ValidAttachment};
+use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, Request, ValidAttachment};
 use crate::delegate::{Call, Executables, NetworkConfiguration};
 use crate::networks::{PodNetwork, PodNetworks};
 use crate::plugin::{check, del, status};
@@ -40,13 +40,7 @@ pub(super) fn check(call: &PrimaryCall<'_>) -> Result<(), Error> {
 /// The steps that failed. The saved state remains if `retryDeleteOnError` is set or if it can't be read now.
 pub(super) fn del(call: &PrimaryCall<'_>) -> Result<(), Error> {
     let (store, attachment) = (call.store(), call.attachment());
-    let saved = match SavedState::read_to_remove(&store, &attachment) {
-        Err(error) if error.code == Code::State => {
-            tracing::warn!("DEL uses the configuration only, without saved state: {error}");
-            None
-        }
-        other => other?,
-    };
+    let saved = SavedState::read_to_remove(&store, &attachment)?;
     let multus = if saved.is_none() { MultusRecord::read(call) } else { None };
     let removed = match (&saved, &multus) {
         (Some(saved), _) => call.remove(saved, &[]),
@@ -85,20 +79,27 @@ fn configured(call: &PrimaryCall<'_>) -> SavedState {
 pub(super) fn gc(call: &PrimaryCall<'_>) -> Result<(), Error> {
     // A missing list does not mean that all attachments are stale.
     let Some(valid) = &call.conf.valid_attachments else { return Ok(()) };
-    let mut results = Vec::new();
-    let mut valid_interfaces = valid.clone();
+    let (mut results, mut valid_interfaces) = (Vec::new(), valid.clone());
     let network = common_default_network(call)
         .inspect_err(|error| tracing::warn!("GC skips the default network: {error}"))
         .ok()
         .flatten();
-    let is_own = |attachment: &Attachment| attachment.network == call.conf.name;
-    for attachment in call.store().attachments()?.into_iter().filter(is_own) {
-        let as_valid =
-            ValidAttachment { container_id: attachment.container_id.clone(), ifname: attachment.ifname.clone() };
-        if valid.contains(&as_valid) {
-            valid_interfaces.extend(interfaces_of(call, &attachment, network.as_ref()));
+    let is_of_network = |invocation: &&Invocation| {
+        invocation.network().is_ok_and(|own| network.as_ref().is_some_and(|network| network.name == own.name))
+    };
+    for attachment in call.store().attachments()?.into_iter().filter(|own| own.network == call.conf.name) {
+        let with_interface = |ifname: &String| {
+            let (container_id, ifname) = (attachment.container_id.clone(), ifname.clone());
+            ValidAttachment { container_id, ifname }
+        };
+        let saved = SavedState::read_to_remove(&call.store(), &attachment);
+        if valid.contains(&with_interface(&attachment.ifname)) {
+            // Under each name that selected the network.
+            let invocations = saved.ok().flatten().map(|saved| saved.invocations).unwrap_or_default();
+            let own = invocations.iter().filter(is_of_network);
+            valid_interfaces.extend(own.map(|invocation| with_interface(&invocation.interface)));
         } else {
-            results.push(remove_stale(call, &attachment));
+            results.push(saved.and_then(|saved| remove_stale(call, &attachment, saved)));
         }
     }
     valid_interfaces.sort();
@@ -116,54 +117,20 @@ fn common_default_network(call: &PrimaryCall<'_>) -> Result<Option<NetworkConfig
     Ok(networks.first().map(|network| NetworkConfiguration::from(&network.configuration)))
 }
 
-/// Returns the interfaces that a pod sandbox has in `network`, under each name that selected the network.
-fn interfaces_of(
-    call: &PrimaryCall<'_>,
-    attachment: &Attachment,
-    network: Option<&NetworkConfiguration>,
-) -> Vec<ValidAttachment> {
-    let saved = SavedState::read_to_remove(&call.store(), attachment).ok().flatten().unwrap_or_default();
-    let is_same = |name: &str| network.is_some_and(|network| network.name == name);
-    let invocations = saved.invocations.iter();
-    invocations
-        .filter(|invocation| invocation.network().is_ok_and(|own| is_same(&own.name)))
-        .map(|invocation| ValidAttachment {
-            container_id: attachment.container_id.clone(),
-            ifname: invocation.interface.clone(),
-        })
-        .collect()
-}
-
-fn remove_stale(call: &PrimaryCall<'_>, attachment: &Attachment) -> Result<(), Error> {
-    let store = call.store();
-    let saved = match SavedState::read_to_remove(&store, attachment) {
-        Err(error) if error.code == Code::State => {
-            tracing::warn!(
-                "GC removes a damaged record without DEL of its networks; the default network's own GC releases \
-                 addresses: {error}"
-            );
-            None
-        }
-        other => other?,
+/// Runs DEL for a pod sandbox that the runtime no longer has. Without readable saved state, the default network's own GC
+/// releases its addresses.
+fn remove_stale(call: &PrimaryCall<'_>, attachment: &Attachment, saved: Option<SavedState>) -> Result<(), Error> {
+    let Some(saved) = saved else { return call.store().remove(attachment) };
+    let request = Request {
+        command: CniCommand::Del,
+        container_id: attachment.container_id.clone(),
+        ifname: attachment.ifname.clone(),
+        netns: saved.netns(),
+        ..call.request.clone()
     };
-    let removed = match saved {
-        Some(saved) => {
-            let delegate_call = Call {
-                command: CniCommand::Del,
-                container_id: attachment.container_id.clone(),
-                netns: saved.netns(&attachment.container_id).unwrap_or_default(),
-                ..call.delegate_call()
-            };
-            // The GC of rules removes the rules: their state has their namespace.
-            saved.del(&delegate_call, || Ok(()))
-        }
-        None => Ok(()),
-    };
-    if removed.is_ok() || !call.primary.retry_delete_on_error {
-        store.remove(attachment)?;
-        tracing::info!("removed the stale {attachment}");
-    }
-    removed
+    del(&PrimaryCall { request: &request, ..*call })?;
+    tracing::info!("removed the stale {attachment}");
+    Ok(())
 }
 
 /// STATUS: checks that an ADD would succeed now, with the networks that all pods have in common. It does not wait for
@@ -173,7 +140,7 @@ fn remove_stale(call: &PrimaryCall<'_>, attachment: &Attachment) -> Result<(), E
 /// [`Code::NotAvailable`], or the default network's own error with its code.
 pub(super) fn status(call: &PrimaryCall<'_>) -> Result<(), Error> {
     let unavailable = |error: Error| Error { code: Code::NotAvailable, ..error };
-    check_ready(call.primary).map_err(unavailable)?;
+    require_ready(call.primary, None).map_err(unavailable)?;
     let is_by_name = matches!(call.primary.default, DefaultNetwork::Cluster(NetworkName::Name(_)));
     // Without facts, the definition of that name can't be fetched either; the agent repairs that.
     if !status::check_availability(call.conf)? && is_by_name {

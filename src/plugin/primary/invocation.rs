@@ -86,17 +86,13 @@ impl Invocation {
         let file = Path::new(self.runtime_config.get(DEVICE_INFO)?.as_str()?);
         let info = match trusted_file::read_trusted(file, MAX_DEVICE_INFO) {
             Err(error) if error.is_not_found() => return None,
-            Err(error) => Err(error.to_string()),
-            Ok(text) => match serde_json::from_slice(&text) {
-                Ok(info @ Value::Object(_)) => Ok(info),
-                Ok(_) => Err("expected a JSON object".to_owned()),
-                Err(error) => Err(error.to_string()),
-            },
+            text => text.map_err(|error| error.to_string()),
         };
+        let parse = |text: Vec<u8>| serde_json::from_slice::<Map<_, _>>(&text).map_err(|error| error.to_string());
         let warn = |why: &String| {
             tracing::warn!("{}: no device-info in network-status: {}: {why}", self.label(), file.display())
         };
-        info.inspect_err(warn).ok()
+        info.and_then(parse).inspect_err(warn).ok().map(Value::Object)
     }
 
     /// Removes the file of [`Self::device_info`] as Multus does, if it is in [`DEVICE_INFO_DIRECTORY`].
@@ -146,9 +142,15 @@ impl Invocation {
         })
     }
 
-    fn call(&self, base: &Call, command: CniCommand) -> Call {
+    fn run<T>(
+        &self,
+        base: &Call,
+        command: CniCommand,
+        work: impl FnOnce(&NetworkConfiguration, &Call) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let (ifname, args) = (self.interface.clone(), Some(self.cni_args.clone()));
-        Call { command, ifname, args, ..base.clone() }
+        let call = Call { command, ifname, args, ..base.clone() };
+        work(&self.network()?, &call).map_err(|error| self.about(error))
     }
 
     fn label(&self) -> String {
@@ -161,8 +163,7 @@ impl Invocation {
     /// # Errors
     /// The first executable that is missing or not trusted.
     pub(super) fn find(&self, base: &Call) -> Result<(), Error> {
-        let found = self.network()?.find(&Executables, &self.call(base, CniCommand::Add));
-        found.map_err(|error| self.about(error))
+        self.run(base, CniCommand::Add, |network, call| network.find(&Executables, call))
     }
 
     /// Runs ADD; stores and returns the result.
@@ -170,15 +171,11 @@ impl Invocation {
     /// # Errors
     /// The plugin's error with its code and the name of the network. The ADD is undone.
     pub(super) fn add(&mut self, base: &Call, previous: Option<&AddResult>) -> Result<AddResult, Error> {
-        let network = self.network()?;
-        let previous = previous.map(|result| result.to_json(network.version())).transpose()?;
-        let result = network.add(&Executables, &self.call(base, CniCommand::Add), previous);
-        let result = match result.map_err(|error| self.about(error))? {
-            Some(result) => result,
-            None => AddResult::default().to_json(network.version())?,
-        };
-        let result = self.result.insert(result);
-        AddResult::read(result, network.version())
+        let version = self.network()?.version().to_owned();
+        let previous = previous.map(|result| result.to_json(&version)).transpose()?;
+        let added = self.run(base, CniCommand::Add, |network, call| network.add(&Executables, call, previous))?;
+        let result = self.result.insert(added.map_or_else(|| AddResult::default().to_json(&version), Ok)?);
+        AddResult::read(result, &version)
     }
 
     /// Replaces the result of its ADD.
@@ -195,10 +192,10 @@ impl Invocation {
     /// # Errors
     /// The plugins that failed.
     pub(super) fn del(&self, base: &Call) -> Result<(), Error> {
-        let network = self.network()?;
-        let outcome = network.del(&Executables, &self.call(base, CniCommand::Del), self.result.as_ref());
+        let result = self.result.as_ref();
+        let outcome = self.run(base, CniCommand::Del, |network, call| network.del(&Executables, call, result));
         self.remove_device_info();
-        outcome.map_err(|error| self.about(error))
+        outcome
     }
 
     /// Runs CHECK with the result of its ADD.
@@ -206,9 +203,8 @@ impl Invocation {
     /// # Errors
     /// The first plugin that fails.
     pub(super) fn check(&self, base: &Call) -> Result<(), Error> {
-        let network = self.network()?;
-        let outcome = network.check(&Executables, &self.call(base, CniCommand::Check), self.result.as_ref());
-        outcome.map_err(|error| self.about(error))
+        let result = self.result.as_ref();
+        self.run(base, CniCommand::Check, |network, call| network.check(&Executables, call, result))
     }
 
     /// Returns the error with the name of this invocation.

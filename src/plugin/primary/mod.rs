@@ -4,14 +4,13 @@
 mod add;
 mod commands;
 mod invocation;
-mod lazy_pod;
 mod multus_record;
 mod networks;
 mod plan;
 mod pod_policy;
 pub(crate) mod saved_state;
 
-pub use plan::{NetworkRunner, Preview, PreviewedNetwork, preview};
+pub use plan::{NetworkRunner, Preview, UNREAD, preview};
 pub use pod_policy::{InProcessAttachment, united};
 
 use crate::cluster::{self, Cluster};

@@ -2,14 +2,13 @@
 //! write network definitions, so keys that belong to the node's administrator are replaced in them.
 
 use super::PrimaryCall;
-use super::lazy_pod::LazyPod;
 use crate::cluster::{Cluster, DefinitionQuery, Definitions, Lookup, Reports};
 use crate::cni::{Code, Error, NetConf, NodeConf, PROGRAM, Primary};
 use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration, auxiliary_chain, beside, resolve};
+use crate::plugin::lazy_pod::LazyPod;
 use crate::pod::Pod;
 use crate::wait;
 use std::cell::OnceCell;
-use std::path::Path;
 use std::time::Duration;
 
 const POLL_INTERVALS: wait::Intervals = [Duration::from_millis(5), Duration::from_millis(50)];
@@ -48,9 +47,9 @@ fn govern(
     }
     let place = format!("network {network}");
     let node = NodeConf::from_configuration(conf);
-    let is_own = |kind: &str| kind == PROGRAM || primary.in_process_types.iter().any(|own| own == kind);
+    let own: Vec<&str> = primary.in_process_types.iter().map(String::as_str).chain([PROGRAM]).collect();
     let governed = configuration.changed(&place, |text| {
-        let governed = node.govern_all(text, &is_own);
+        let governed = node.govern_all(text, &own);
         let governed = governed.map_err(|error| Error { msg: format!("{place}: {}", error.msg), ..error })?;
         Ok(governed.map(|(text, ignored)| {
             warnings.extend(ignored.into_iter().map(|ignored| format!("{place}: {ignored}")));
@@ -184,36 +183,22 @@ impl Definitions for OptionalDefinitions<'_> {
             Ok(all)
         })
     }
-
-    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
-        self.source.namespaces_with_definition(name)
-    }
 }
 
-/// Waits until the readiness file exists, if one is configured.
-///
-/// # Errors
-/// [`Code::TryAgain`]: timeout.
-pub(super) fn wait_until_ready(conf: &Primary) -> Result<(), Error> {
-    let Some(file) = conf.readiness_file.as_deref().filter(|file| !file.exists()) else { return Ok(()) };
-    tracing::info!("waiting for {}", file.display());
-    let found = wait::until(conf.readiness_timeout, POLL_INTERVALS, || Ok::<_, Error>(file.exists().then_some(())))?;
-    found.ok_or_else(|| missing(file, Some(conf.readiness_timeout)))
-}
-
-/// Checks that the readiness file exists, if one is configured.
+/// Waits until the readiness file exists, if one is configured; without a `timeout`, only checks it.
 ///
 /// # Errors
 /// [`Code::TryAgain`]: file not found.
-pub(super) fn check_ready(conf: &Primary) -> Result<(), Error> {
-    match conf.readiness_file.as_deref().filter(|file| !file.exists()) {
-        Some(file) => Err(missing(file, None)),
-        None => Ok(()),
+pub(super) fn require_ready(conf: &Primary, timeout: Option<Duration>) -> Result<(), Error> {
+    let Some(file) = conf.readiness_file.as_deref().filter(|file| !file.exists()) else { return Ok(()) };
+    let mut waited = String::new();
+    if let Some(timeout) = timeout {
+        tracing::info!("waiting for {}", file.display());
+        if wait::until(timeout, POLL_INTERVALS, || Ok::<_, Error>(file.exists().then_some(())))?.is_some() {
+            return Ok(());
+        }
+        waited = format!(" after {} s", timeout.as_secs());
     }
-}
-
-fn missing(file: &Path, waited: Option<Duration>) -> Error {
-    let waited = waited.map(|waited| format!(" after {} s", waited.as_secs())).unwrap_or_default();
     let next = beside(file).map_or_else(
         || {
             "the agent of the cluster's network writes it when that network is ready; check that the agent's pod runs on \
@@ -223,5 +208,5 @@ fn missing(file: &Path, waited: Option<Duration>) -> Error {
         |list| format!("{} is beside it; set this file instead", list.display()),
     );
     let msg = format!("readinessindicatorfile: {} does not exist{waited}: {next}", file.display());
-    Error::new(Code::TryAgain, msg)
+    Err(Error::new(Code::TryAgain, msg))
 }

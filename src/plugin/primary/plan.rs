@@ -5,13 +5,12 @@
 
 use super::PrimaryCall;
 use super::invocation::Invocation;
-use super::lazy_pod::LazyPod;
 use super::networks::{auxiliary_networks, is_one_of, networks_of, pod_networks, runs_in_process};
 use super::pod_policy::{InProcessAttachment, combine, evaluated, rule_format};
 use crate::cluster::Definitions;
 use crate::cni::{Code, DefaultNetwork, Error, NetConf, NetworkName, Primary, at_most};
 use crate::networks::{PodNetwork, PodNetworks, Selection};
-use crate::plugin::evaluation::is_agent;
+use crate::plugin::lazy_pod::{LazyPod, is_agent, is_injected};
 use crate::pod::{Pod, PodRef};
 use serde_json::json;
 
@@ -36,7 +35,7 @@ impl AddPlan {
     /// # Errors
     /// A network selection, a definition or an executable is invalid or missing.
     pub(super) fn new(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, annotated: Option<&Pod>) -> Result<Self, Error> {
-        Self::of(call, networks_of(call, pod, annotated)?, pod.may_have_sidecar())
+        Self::of(call, networks_of(call, pod, annotated)?, is_injected(call.conf).unwrap_or(true))
     }
 
     /// Plans the ADD of a pod with these networks.
@@ -142,33 +141,18 @@ fn no_interface(network: &PodNetwork) -> Error {
 /// The networks of a pod, and the attachments whose policies apply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Preview {
-    /// The networks, in the order of ADD; the default network is the first.
-    pub networks: Vec<PreviewedNetwork>,
+    /// The networks in the order of ADD, each with how it is run; the default network is the first.
+    pub networks: Vec<(PodNetwork, NetworkRunner)>,
     /// The attachments that run in this process, or the node's own sub-plugins if there are none.
     pub evaluated: Vec<InProcessAttachment>,
     /// Warnings, one line each.
     pub warnings: Vec<String>,
 }
 
-/// A network of a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PreviewedNetwork {
-    /// `NAMESPACE/NAME` of its definition, otherwise the name of its configuration.
-    pub name: String,
-    /// Its interface, if it has its own.
-    pub interface: Option<String>,
-    /// The types of its plugins; empty if its configuration was not read.
-    pub types: Vec<String>,
-    /// How it is run.
-    pub place: NetworkRunner,
-    /// Whether the pod selects it; otherwise the node's configuration does.
-    pub selected: bool,
-}
-
 /// The interface name that runtimes request.
 const IFNAME: &str = "eth0";
 /// The type of a network whose configuration is not read.
-const UNREAD: &str = "unseen";
+pub const UNREAD: &str = "unseen";
 
 /// Plans an ADD of `pod` with definitions from `cluster`. The file of `clusterNetwork` is not read: it may exist on
 /// the node only.
@@ -187,20 +171,10 @@ pub fn preview(
         true => pod_networks(conf, &primary.without_default_networks(), cluster, None, IFNAME, None)?,
         false => pod_networks(conf, &primary, cluster, Some(pod), IFNAME, None)?,
     };
-    let (mut networks, mut attached) = (Vec::new(), Vec::new());
-    for (network, runner) in with_runners(&primary, resolved.networks)? {
-        if runner == NetworkRunner::Here {
-            attached.push(InProcessAttachment::of(conf, &network)?);
-        }
-        let types = network.configuration.types().filter(|kind| *kind != UNREAD).map(str::to_owned);
-        networks.push(PreviewedNetwork {
-            types: types.collect(),
-            interface: (runner == NetworkRunner::Delegate).then_some(network.interface),
-            place: runner,
-            selected: network.selection.is_some(),
-            name: network.name,
-        });
-    }
+    let networks = with_runners(&primary, resolved.networks)?;
+    let here = networks.iter().filter(|(_, runner)| *runner == NetworkRunner::Here);
+    let mut attached: Vec<_> =
+        here.map(|(network, _)| InProcessAttachment::of(conf, network)).collect::<Result<_, _>>()?;
     combine(conf, &mut attached, Some(&pod_ref))?;
     let evaluated = evaluated(conf, attached, true);
     rule_format(conf, &evaluated)?;

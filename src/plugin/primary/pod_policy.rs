@@ -1,12 +1,8 @@
 //! The policy of a pod as the primary plugin applies it: that of all attachments that run in this process, together
 //! with the node's own sub-plugins.
 
-use super::PrimaryCall;
-use super::lazy_pod::LazyPod;
 use crate::cni::{Block, CniCommand, Error, NetConf, RuleFormat, primary_in_attachment};
 use crate::networks::PodNetwork;
-use crate::plugin::evaluation::{check_without_facts, evaluate};
-use crate::plugin::inputs::AddInputs;
 use crate::pod::PodRef;
 use crate::policy::{Contradiction, Policy};
 use crate::sub_plugins::{self, SubPlugin, skip_reason};
@@ -23,11 +19,6 @@ pub struct InProcessAttachment {
 }
 
 impl InProcessAttachment {
-    /// Returns the node's own sub-plugins as an attachment.
-    fn node(conf: &NetConf) -> Self {
-        Self { name: conf.name.clone(), conf: conf.clone() }
-    }
-
     /// Returns the attachment with the node's keys, its own sub-plugins (their paths name the attachment), and the
     /// arguments that the pod passes to it.
     ///
@@ -133,61 +124,8 @@ pub(super) fn evaluated(
     may_have_sidecar: bool,
 ) -> Vec<InProcessAttachment> {
     let applies_to_all_pods = attached.is_empty() && may_have_sidecar && sub_plugins::wants(&node.chain).pod;
-    if applies_to_all_pods { vec![InProcessAttachment::node(node)] } else { attached }
-}
-
-/// Fetches the facts that [`desired_policy`] needs, before anything is changed. A pod that can start without them may
-/// have none.
-///
-/// # Errors
-/// The facts can't be fetched.
-pub(super) fn fetch_facts(
-    call: &PrimaryCall<'_>,
-    pod: &LazyPod<'_>,
-    evaluated: &[InProcessAttachment],
-) -> Result<(), Error> {
-    let Some(pod_ref) = &call.request.args.pod else { return Ok(()) };
-    for InProcessAttachment { conf, .. } in evaluated {
-        let wants = sub_plugins::wants(&conf.chain);
-        if wants.pod
-            && pod.needs_facts(&conf.chain)
-            && skip_reason(conf, pod_ref).is_none()
-            && let Err(error) = pod.facts(pod_ref, &conf.chain, wants.namespace)
-        {
-            check_without_facts(pod_ref, conf, error)?;
-        }
-    }
-    Ok(())
-}
-
-/// Returns the policy of the pod, the format of its rules, and the inputs for live policy. `default_result` is the
-/// default network's result in the configuration's version.
-///
-/// # Errors
-/// The facts can't be fetched, a setting is invalid, or two attachments contradict each other.
-pub(super) fn desired_policy<'a>(
-    call: &PrimaryCall<'_>,
-    pod: &LazyPod<'_>,
-    evaluated: &'a [InProcessAttachment],
-    default_result: &Value,
-) -> Result<(Policy, Option<RuleFormat>, Option<AddInputs<'a>>), Error> {
-    let (mut policies, mut ignored): (Vec<(&str, Policy)>, _) = (Vec::new(), BTreeSet::new());
-    let mut inputs = Vec::new();
-    for InProcessAttachment { name, conf } in evaluated {
-        let with_result = NetConf { prev_result: Some(default_result.clone()), ..conf.clone() };
-        let facts = |pod_ref: &PodRef, with_namespace| pod.facts(pod_ref, &conf.chain, with_namespace);
-        let (pod_ref, fetch) = (call.request.args.pod.as_ref(), pod.needs_facts(&conf.chain).then_some(&facts as _));
-        let desired = evaluate(pod_ref, &with_result, fetch).map_err(|error| error.of_network(name))?;
-        desired.report_outside(pod_ref, pod.cluster()).map_err(|error| error.of_network(name))?;
-        tracing::info!(attachment = name, exclusions = desired.policy.exclusion_count(), "{}", desired.why);
-        policies.push((name, desired.policy));
-        ignored.extend(desired.ignored);
-        inputs.push((Some(name.as_str()), conf, desired.with));
-    }
-    ignored.iter().for_each(|ignored| tracing::warn!("{ignored}"));
-    let rule_format = rule_format(call.conf, evaluated)?;
-    let conf = NetConf { prev_result: Some(default_result.clone()), rule_format, ..call.conf.clone() };
-    Ok((united(&policies)?, rule_format, AddInputs::new(call.request, &conf, inputs)))
+    let own = || vec![InProcessAttachment { name: node.name.clone(), conf: node.clone() }];
+    if applies_to_all_pods { own() } else { attached }
 }
 
 /// Returns the union of the policies of a pod's networks, which are given by name.

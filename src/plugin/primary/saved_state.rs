@@ -4,7 +4,6 @@
 use super::PrimaryCall;
 use super::invocation::Invocation;
 use crate::cni::{Code, Error};
-use crate::delegate::Call;
 use crate::netns::{NetNs, NetnsId};
 use crate::plugin::del;
 use crate::plugin::record::SandboxRecord;
@@ -38,17 +37,19 @@ impl SavedState {
         Self { invocations, ..Self::default() }
     }
 
-    /// Reads a record to remove what it describes; of a damaged or newer record, the readable part.
+    /// Reads a record to remove what it describes; of a damaged or newer record, the readable part. Returns `None` for a
+    /// missing record and if nothing of it is readable.
     ///
     /// # Errors
-    /// The record can't be read now, or nothing of it is readable.
+    /// The record can't be read now.
     pub(super) fn read_to_remove(store: &Store, attachment: &Attachment) -> Result<Option<Self>, Error> {
         store.read(attachment).or_else(|error| {
-            let fields = if error.code == Code::State { store.read_part(attachment).ok().flatten() } else { None };
-            let recovered: Option<Self> = fields.as_ref().and_then(Self::recover);
-            let Some(recovered) = recovered else { return Err(error) };
-            tracing::warn!("DEL uses the readable part of a damaged record: {error}");
-            Ok(Some(recovered))
+            if error.code != Code::State {
+                return Err(error);
+            }
+            tracing::warn!("only the readable part of a damaged record is used: {error}");
+            let fields = store.read_part(attachment).ok().flatten();
+            Ok(fields.as_ref().and_then(Self::recover))
         })
     }
 
@@ -58,11 +59,9 @@ impl SavedState {
         Some(Self { invocations, ..format::parse_known_fields(fields) })
     }
 
-    /// Returns the path of the pod's network namespace, unless it is gone or the path is now that of another pod's.
-    pub(super) fn netns(&self, container_id: &str) -> Option<PathBuf> {
-        let netns = NetNs::open(&self.netns_path).ok().flatten()?;
-        let is_own = self.netns_id.is_some() && !self.is_of_another_pod(&netns, container_id);
-        is_own.then(|| self.netns_path.clone())
+    /// Returns the path of the pod's network namespace, if it exists; by now, it may be that of another pod.
+    pub(super) fn netns(&self) -> Option<PathBuf> {
+        (self.netns_id.is_some() && self.netns_path.exists()).then(|| self.netns_path.clone())
     }
 
     /// Returns whether a network namespace is that of another pod. If that can't be determined, it is not touched. The
@@ -74,25 +73,11 @@ impl SavedState {
             true
         })
     }
-
-    /// Removes everything in the reverse order of ADD: the chained plugins, the rules with `remove_rules`, the
-    /// networks. All steps are tried even if one fails.
-    ///
-    /// # Errors
-    /// The steps that failed.
-    pub(super) fn del(&self, base: &Call, remove_rules: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
-        let (chained, networks): (Vec<_>, Vec<_>) =
-            self.invocations.iter().rev().partition(|invocation| invocation.is_chained);
-        let mut results: Vec<_> = chained.iter().map(|invocation| invocation.del(base)).collect();
-        results.push(remove_rules());
-        results.extend(networks.iter().map(|invocation| invocation.del(base)));
-        Error::all(results)
-    }
 }
 
 impl PrimaryCall<'_> {
-    /// Removes everything in `saved`, and the rules of the call's attachment and of `attachments`. All steps are tried
-    /// even if one fails.
+    /// Removes everything in `saved` in the reverse order of ADD: the chained plugins, the rules of the call's attachment and
+    /// of `attachments`, the networks. All steps are tried even if one fails.
     ///
     /// # Errors
     /// The steps that failed.
@@ -103,10 +88,11 @@ impl PrimaryCall<'_> {
             call.netns = PathBuf::new();
         }
         let store = Store::new(ROOT);
-        let remove = |attachment| del::remove(&store, attachment, netns.as_ref());
-        saved.del(&call, || {
-            let own = del::run(self.request, self.conf);
-            Error::all(attachments.iter().map(remove).chain([own]))
-        })
+        let (chained, networks): (Vec<_>, Vec<_>) = saved.invocations.iter().rev().partition(|one| one.is_chained);
+        let mut results: Vec<_> = chained.iter().map(|invocation| invocation.del(&call)).collect();
+        results.extend(attachments.iter().map(|attachment| del::remove(&store, attachment, netns.as_ref())));
+        results.push(del::run(self.request, self.conf));
+        results.extend(networks.iter().map(|invocation| invocation.del(&call)));
+        Error::all(results)
     }
 }

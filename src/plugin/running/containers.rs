@@ -70,17 +70,6 @@ struct ContainersPart {
     containers: BTreeSet<ContainerExclusion>,
 }
 
-fn read_parts(store: &Store, sandbox_id: &str) -> Result<Vec<RecordPart>, Error> {
-    let attachments = store.attachments_of(sandbox_id)?;
-    attachments.iter().filter_map(|attachment| store.read_part(attachment).transpose()).collect()
-}
-
-/// Returns a policy with the excluded containers of all attachments.
-fn united(parts: Vec<RecordPart>) -> Policy {
-    let containers = parts.into_iter().flat_map(|part| part.policy.containers).collect();
-    Policy { containers, ..Policy::default() }
-}
-
 impl ExcludedContainers {
     /// Reads the excluded containers of a pod sandbox (`CNI_CONTAINERID`); `None` if its attachments exclude no
     /// container. `root` is where the node's file system is mounted.
@@ -96,7 +85,9 @@ impl ExcludedContainers {
         if !is_identifier(sandbox_id) {
             return Ok(None);
         }
-        let mut parts = read_parts(store, sandbox_id)?;
+        let attachments = store.attachments_of(sandbox_id)?;
+        let parts = attachments.iter().filter_map(|attachment| store.read_part(attachment).transpose());
+        let mut parts: Vec<RecordPart> = parts.collect::<Result<_, _>>()?;
         let mut netns = None;
         for part in parts.iter().filter(|part| !part.policy.containers.is_empty()) {
             let Some((id, path)) = part.netns_id.zip(part.netns.as_deref()) else { continue };
@@ -107,7 +98,8 @@ impl ExcludedContainers {
                 break;
             }
         }
-        let policy = united(parts);
+        let containers: BTreeSet<_> = parts.into_iter().flat_map(|part| part.policy.containers).collect();
+        let policy = Policy { containers, ..Policy::default() };
         Ok((!policy.containers.is_empty()).then_some(Self { netns, policy }))
     }
 

@@ -7,14 +7,13 @@ use crate::firewall::Rejected;
 use crate::host_path::{HostPath, HostRoot};
 use crate::netns::NetNs;
 use crate::plugin::inputs::{AddInputs, NodeInputs};
-use crate::plugin::netns_state::check_rules;
 use crate::plugin::reconcile::{Operation, reconcile};
-use crate::plugin::record::{AttachmentRecord, SandboxRecords};
+use crate::plugin::record::SandboxRecords;
 use crate::plugin::{node, open_netns};
 use crate::pod::Facts;
 use crate::policy::{ContainerExclusion, Exclusion, Interception, Policy, TrafficOwner};
 use crate::printable::cut;
-use crate::state::{Attachment, ROOT, Store};
+use crate::state::{ROOT, Store};
 use crate::sub_plugins::setting_values;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -60,13 +59,10 @@ pub struct Repeated {
     pub netns: PathBuf,
 }
 
-type Policies = Vec<(Attachment, Policy)>;
-
 /// What the records mean now.
-#[derive(Default)]
 struct Evaluated {
-    /// The policies of the records.
-    policies: Vec<Policy>,
+    /// The records with the policies of an ADD now.
+    records: SandboxRecords,
     /// Why requests count as absent.
     absent: Vec<Error>,
     unguarded: bool,
@@ -92,20 +88,19 @@ impl RepeatedAdd<'_> {
         }
         let netns = self.netns_of(&root, &records)?;
         let records = records.of_netns(netns.id());
-        let Evaluated { policies, absent, unguarded } = self.evaluate(&root, &records)?;
+        let Evaluated { records: desired, absent, unguarded } = self.evaluate(&root, &records)?;
         let before = records.policy()?;
         let is_interrupted = records.attachments.iter().any(|(_, record)| record.previous_policy.is_some());
         // An attachment that never had rules needs none.
-        let changed: Policies = (records.attachments.iter().zip(policies))
-            .filter(|((_, record), policy)| record.netns_id.is_some() || !policy.is_empty())
-            .map(|((attachment, _), policy)| (attachment.clone(), policy))
-            .collect();
-        let is_unchanged = changed.iter().all(|(own, policy)| records.get(own).is_some_and(|it| it.policy == *policy));
+        let mut desired = desired.attachments;
+        desired.retain(|(_, record)| record.netns_id.is_some() || !record.policy.is_empty());
+        let is_changed = desired.iter().any(|(attachment, record)| records.get(attachment) != Some(record));
         drop(records);
+        let changed: Vec<_> = desired.into_iter().map(|(attachment, record)| (attachment, record.policy)).collect();
         let mut repeated = Repeated { absent, unguarded, netns: netns.path().to_owned(), ..Repeated::default() };
         let first = changed.first().map(|(attachment, _)| attachment.clone());
         let after = match first {
-            Some(first) if self.restores || !is_unchanged || is_interrupted => {
+            Some(first) if self.restores || is_changed || is_interrupted => {
                 open_netns::refuse_own(netns.path())?;
                 match reconcile(&store, &first, &netns, &Operation::Repeat(changed))? {
                     Some(committed) => {
@@ -124,12 +119,8 @@ impl RepeatedAdd<'_> {
 
     /// Opens the network namespace of the records.
     fn netns_of(&self, root: &HostRoot, records: &SandboxRecords) -> Result<NetNs, Error> {
-        let place = |record: &AttachmentRecord| {
-            let own = record.netns_path.clone().zip(record.netns_id);
-            own.or_else(|| record.inputs.as_ref().and_then(AddInputs::read)?.netns)
-        };
         let mut last = PathBuf::new();
-        for (path, id) in records.attachments.iter().filter_map(|(_, record)| place(record)) {
+        for (path, id) in records.attachments.iter().filter_map(|(_, record)| record.location()) {
             let netns = match self.found {
                 Some(found) => NetNs::open(found)?.filter(|netns| netns.id() == id),
                 None => open_netns::recorded(root, &path, id)?,
@@ -146,18 +137,14 @@ impl RepeatedAdd<'_> {
 
     /// Evaluates all records with the facts.
     fn evaluate(&self, root: &HostRoot, records: &SandboxRecords) -> Result<Evaluated, Error> {
-        let recorded = || records.attachments.iter().map(|(_, record)| record.policy.clone()).collect::<Vec<_>>();
-        let Some(facts) = self.facts else { return Ok(Evaluated { policies: recorded(), ..Evaluated::default() }) };
+        let recorded = || Evaluated { records: records.clone(), absent: Vec::new(), unguarded: false };
+        let Some(facts) = self.facts else { return Ok(recorded()) };
         let about = |error: Error| error.of_pod(&facts.pod.namespace, &facts.pod.name);
         let (group_file, node) = (root.find(&HostPath::root().join(GROUP_FILE)), node_configuration(root));
         let evaluate = |with_requests| {
-            let mut evaluated = Evaluated::default();
-            for (attachment, record) in &records.attachments {
-                let inputs = record.inputs.as_ref().and_then(AddInputs::read);
-                let Some(inputs) = inputs else {
-                    evaluated.policies.push(record.policy.clone());
-                    continue;
-                };
+            let mut evaluated = recorded();
+            for (attachment, record) in &mut evaluated.records.attachments {
+                let Some(inputs) = record.inputs.as_ref().and_then(AddInputs::read) else { continue };
                 let of_network = |conf: &&&NetConf| conf.name == attachment.network && conf.primary.is_none();
                 let node = NodeInputs {
                     installed: self.installed.iter().find(of_network).copied(),
@@ -166,37 +153,29 @@ impl RepeatedAdd<'_> {
                     group_file: &group_file,
                 };
                 let output = inputs.evaluate(facts, &node, &record.policy, with_requests).map_err(about)?;
-                evaluated.policies.push(record.policy.repeated(&output.policy));
+                record.policy = record.policy.repeated(&output.policy);
                 evaluated.absent.extend(output.absent.into_iter().map(about));
                 evaluated.unguarded |= output.unguarded;
             }
-            capture_alike(&mut evaluated.policies);
+            capture_alike(&mut evaluated.records);
             Ok::<_, Error>(evaluated)
         };
         let mut evaluated = evaluate(true)?;
-        let place = || format!("pod {}/{}", facts.pod.namespace, facts.pod.name);
-        let check = |evaluated: &Evaluated| {
-            check_rules(&Policy::union_of(&evaluated.policies), place())?;
-            let mut changed = records.clone();
-            for ((_, record), policy) in changed.attachments.iter_mut().zip(&evaluated.policies) {
-                record.policy.clone_from(policy);
-            }
-            changed.check_size(place())
+        let check = |records: &SandboxRecords| {
+            records.check_limits(format_args!("pod {}/{}", facts.pod.namespace, facts.pod.name))
         };
-        match check(&evaluated) {
-            Ok(()) => {}
-            // Existing rules can always be restored.
-            Err(_) if evaluated.policies == recorded() => {}
-            Err(error) => {
-                evaluated.policies = evaluate(false)?.policies;
-                evaluated.absent.push(error);
-                if let Err(error) = check(&evaluated) {
-                    // Bypasses that are no longer permitted end, also if the others can't be added.
-                    for (policy, (_, record)) in evaluated.policies.iter_mut().zip(&records.attachments) {
-                        *policy = record.policy.limited_to(policy);
-                    }
-                    evaluated.absent.push(error);
+        // Existing rules can always be restored.
+        if let Err(error) = check(&evaluated.records)
+            && evaluated.records != *records
+        {
+            evaluated.records = evaluate(false)?.records;
+            evaluated.absent.push(error);
+            if let Err(error) = check(&evaluated.records) {
+                // Bypasses that are no longer permitted end, also if the others can't be added.
+                for ((_, new), (_, own)) in evaluated.records.attachments.iter_mut().zip(&records.attachments) {
+                    new.policy = own.policy.limited_to(&new.policy);
                 }
+                evaluated.absent.push(error);
             }
         }
         Ok(evaluated)
@@ -205,10 +184,11 @@ impl RepeatedAdd<'_> {
 
 /// Makes all redirections capture secondary networks if one does: a pod has one redirection, and only some of its
 /// attachments follow the installed configuration.
-fn capture_alike(policies: &mut [Policy]) {
-    let captures = policies.iter().filter_map(Policy::redirect).any(|redirect| redirect.capture_secondary_networks);
-    for policy in policies {
-        if let Interception::On(redirect) = &mut policy.interception {
+fn capture_alike(records: &mut SandboxRecords) {
+    let redirections = records.attachments.iter().filter_map(|(_, record)| record.policy.redirect());
+    let captures = { redirections }.any(|redirect| redirect.capture_secondary_networks);
+    for (_, record) in &mut records.attachments {
+        if let Interception::On(redirect) = &mut record.policy.interception {
             redirect.capture_secondary_networks = captures;
         }
     }

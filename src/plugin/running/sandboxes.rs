@@ -7,13 +7,12 @@ use crate::host_path::{HostPath, HostRoot};
 use crate::netns::{NetnsId, listens};
 use crate::plugin::check::differences;
 use crate::plugin::del::remove;
+use crate::plugin::inputs::AddInputs;
 use crate::plugin::netns_state::NetnsState;
 use crate::plugin::open_netns;
-use crate::plugin::record::SandboxRecord;
+use crate::plugin::record::{SandboxRecord, SandboxRecords};
 use crate::pod::{Pod, PodRef};
 use crate::state::{Attachment, ROOT, Store};
-use serde::Deserialize;
-use serde::de::IgnoredAny;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,6 +32,7 @@ pub struct Sandbox {
     /// The path of its network namespace in the runtime, and its identity.
     netns: Option<(PathBuf, NetnsId)>,
     added_since_boot: u64,
+    is_guarded: bool,
 }
 
 /// The pod sandboxes of the node.
@@ -49,48 +49,13 @@ struct CachedSandbox {
     sandbox: Option<Sandbox>,
 }
 
-/// The part of a record that names the pod and the network namespace, and tells whether the pod has a guard.
-#[derive(Deserialize)]
-struct RecordPart {
-    policy: PolicyPart,
-    netns_id: Option<NetnsId>,
-    #[serde(default)]
-    netns: Option<PathBuf>,
-    #[serde(default)]
-    added_at: u64,
-    #[serde(default)]
-    inputs: Option<InputsPart>,
-}
-
-#[derive(Deserialize)]
-struct PolicyPart {
-    #[serde(default)]
-    guard: Option<IgnoredAny>,
-}
-
-#[derive(Deserialize)]
-struct InputsPart {
-    pod: PodRef,
-    #[serde(default)]
-    netns: Option<(PathBuf, NetnsId)>,
-}
-
-/// Returns the pods whose saved policy has a guard, as NAMESPACE/NAME. A record that can't be read is skipped.
+/// Returns the pods whose saved policy has a guard, as NAMESPACE/NAME. A pod sandbox that can't be read is skipped.
 #[must_use]
 pub fn guarded_pods(store: &Store) -> Vec<String> {
-    let guarded = |attachment: Attachment| {
-        let RecordPart { policy, inputs, .. } = store.read_part(&attachment).ok()??;
-        let InputsPart { pod, .. } = policy.guard.and(inputs)?;
-        Some(format!("{}/{}", pod.namespace, pod.name))
-    };
-    store
-        .attachments()
-        .unwrap_or_default()
-        .into_iter()
-        .filter_map(guarded)
-        .collect::<BTreeSet<_>>()
-        .into_iter()
-        .collect()
+    let ids = store.sandboxes().unwrap_or_default();
+    let guarded = ids.iter().filter_map(|id| Sandbox::read(store, id).ok().flatten()).filter(|one| one.is_guarded);
+    let names: BTreeSet<_> = guarded.map(|one| format!("{}/{}", one.pod.namespace, one.pod.name)).collect();
+    names.into_iter().collect()
 }
 
 impl Sandboxes {
@@ -136,19 +101,25 @@ impl Sandboxes {
 
 impl Sandbox {
     fn read(store: &Store, container_id: &str) -> Result<Option<Self>, Error> {
+        let records = SandboxRecords::read_all(store, &store.attachments_of(container_id)?, None)?;
         let mut found: Option<Self> = None;
-        for attachment in store.attachments_of(container_id)? {
-            let Some(record) = store.read_part::<RecordPart>(&attachment)? else { continue };
-            let Some(InputsPart { pod, netns }) = record.inputs else { continue };
-            let netns = record.netns.zip(record.netns_id).or(netns);
-            let own = Self { container_id: container_id.to_owned(), pod, netns, added_since_boot: record.added_at };
-            match &mut found {
-                Some(found) => {
-                    found.added_since_boot = found.added_since_boot.min(own.added_since_boot);
-                    found.netns = found.netns.take().or(own.netns);
-                }
-                None => found = Some(own),
-            }
+        for (_, record) in records.attachments {
+            let Some(inputs) = record.inputs.as_ref().and_then(AddInputs::read) else { continue };
+            let is_guarded = record.policy.guard.is_some();
+            let own = Self {
+                container_id: container_id.to_owned(),
+                netns: record.location(),
+                pod: inputs.pod,
+                added_since_boot: record.added_since_boot,
+                is_guarded,
+            };
+            let before = found.take();
+            found = Some(before.map_or(own.clone(), |before| Self {
+                netns: before.netns.clone().or(own.netns),
+                added_since_boot: before.added_since_boot.min(own.added_since_boot),
+                is_guarded: before.is_guarded || is_guarded,
+                ..before
+            }));
         }
         Ok(found)
     }
@@ -274,7 +245,8 @@ mod tests {
         let id = NetNs::open(own).expect("readable").expect("there").id();
         let is_present = |path: &str, id| {
             let netns = Some((path.into(), id));
-            Sandbox { container_id: "c".into(), pod: PodRef::default(), netns, added_since_boot: 0 }.is_present(&root)
+            Sandbox { container_id: "c".into(), pod: PodRef::default(), netns, added_since_boot: 0, is_guarded: false }
+                .is_present(&root)
         };
         assert!(is_present("/proc/thread-self/ns/net", id));
         assert!(!is_present("/run/netns/detour-gone", id));

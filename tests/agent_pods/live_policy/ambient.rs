@@ -8,7 +8,7 @@ use crate::support::new_netns::{in_netns, tool_in};
 use crate::support::wait::{DEADLINE, until, until_within};
 use serde_json::json;
 use std::net::TcpListener;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const MODE: &str = "istio.io/dataplane-mode";
 
@@ -161,30 +161,4 @@ fn a_running_pod_follows_the_labels_if_istio_cni_redirects_it_first() {
 fn a_running_pod_follows_the_labels_if_istio_cni_redirects_it_later() {
     enroll_and_leave(Format::Iptables, false);
     enroll_and_leave(Format::Native, false);
-}
-
-/// Another process can't end an exclusion for long.
-#[test]
-fn the_agent_restores_the_exclusions_of_an_enrolled_pod() {
-    scene(|scene, api| {
-        label_namespace(api, Some("ambient"));
-        let _agent = scene.agent(&[]);
-        let pod = Pod::new(scene, "web-0").without_sidecar();
-        pod.unset("sidecar.istio.io/status");
-        pod.set(EXCLUDE_UIDS, "7000");
-        publish(api, &pod);
-        Format::Native.redirect(&pod);
-        pod.call(scene, "ADD").expect("added");
-        assert!(pod.excludes_uid(7000));
-        tool_in(&pod.netns(), "nft", &["delete", "table", "inet", "detour-exclusions"], "");
-        // Any change of the pod is a reason for a check.
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !pod.excludes_uid(7000) {
-            assert!(Instant::now() < deadline, "{}", pod.rules());
-            pod.label("changed", &format!("{:?}", deadline - Instant::now()).replace('.', "-"));
-            publish(api, &pod);
-            crate::live_policy::scene::pause();
-        }
-        wait_for_event(api, &pod, "DetourRepaired", "drifted");
-    });
 }

@@ -27,27 +27,6 @@ fn a_pinned_policy_ends_bypasses_also_beside_an_invalid_annotation() {
     });
 }
 
-/// Nothing can be added, but what is no longer permitted ends.
-#[test]
-fn a_configuration_with_too_many_exclusions_ends_a_bypass_that_it_does_not_permit() {
-    scene(|scene, api| {
-        let _agent = scene.agent(&[]);
-        let pod = Pod::added(scene, api, "web-0", &[(EXCLUDE_UIDS, "7000,8000")]);
-        pod.until(|pod| pod.excludes_uid(7000) && pod.excludes_uid(8000));
-        let uids: Vec<u32> = (0..65).map(|i| 10_000 + 2 * i).collect();
-        let resolvers: Vec<String> = (0..65).map(|i| format!("10.96.{i}.10")).collect();
-        let many = json!([
-            {"type": "istio-redirect"},
-            {"type": "uid-exclude", "uids": 8000, "pod_overrides": false},
-            {"type": "dns-exclude", "uids": uids, "resolvers": resolvers},
-        ]);
-        scene.configure(&many.to_string());
-        pod.until(|pod| !pod.excludes_uid(7000) && pod.excludes_uid(8000));
-        wait_for_event(api, &pod, "DetourPolicyRejected", "rules, got");
-        assert!(!pod.excludes_uid(10_000));
-    });
-}
-
 #[test]
 fn the_newest_sandbox_of_a_pod_follows() {
     scene(|scene, api| {

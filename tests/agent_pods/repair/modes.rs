@@ -119,26 +119,6 @@ fn passes_that_are_late_are_counted() {
 }
 
 #[test]
-fn only_a_deletion_waits_for_the_rate_limit() {
-    scene(|scene| {
-        let deleted: Vec<Arc<ObservedPod>> = (0..5).map(|_| scene.pod().unvalidated()).collect();
-        let (mut repair, start) = (scene.repair_by(RepairMode::Delete), Instant::now());
-        assert_eq!(repair.run_pass(&deleted, start).len(), 5);
-        let drifted = scene.pod();
-        drifted.call(scene, "ADD");
-        drifted.tool("nft", &["flush", "ruleset"], "");
-        let bare = ObservedPod { owned: false, ..ObservedPod::clone(&scene.pod().unvalidated()) };
-        let waiting = scene.pod().unvalidated();
-        let pods = [Arc::new(drifted.observed()), Arc::new(bare), waiting];
-        let mut done = repair.run_pass(&pods, start + Duration::from_secs(1));
-        done.sort_by_key(|event| event.warning);
-        let [restored, failed] = &done[..] else { panic!("{done:?}") };
-        assert_is(restored, "DetourRepaired", "its rules had drifted");
-        assert_is(failed, "DetourRepairFailed", "no controller");
-    });
-}
-
-#[test]
 fn a_new_sandbox_is_skipped_until_its_addresses_are_known() {
     scene(|scene| {
         let pod = scene.pod();

@@ -75,11 +75,6 @@ fn tracked_connections_continue_and_the_event_has_their_number() {
     check_tracked_connections("iptables");
 }
 
-#[test]
-fn tracked_connections_continue_in_the_nftables_dialect() {
-    check_tracked_connections("nftables");
-}
-
 fn check_tracked_connections(dialect: &'static str) {
     scene(|scene| {
         let mut link = Link::new(scene);

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
 
 const STATE: &str = "/run/detour";
 const LIST: &str = "/etc/cni/net.d/10-cluster.conflist";
@@ -128,7 +129,8 @@ impl Scene<'_> {
 
     pub(crate) fn repair_by(&self, mode: RepairMode) -> Repair {
         let account = self.account();
-        let reports = self.reports.get_or_init(|| on_event_loop(move || PodReports::start(Some(account))));
+        let start = move || PodReports::start(Some(account.on(Handle::current())));
+        let reports = self.reports.get_or_init(|| on_event_loop(start));
         let settings = PodSettings { repair: mode, live_policy: false };
         let (account, metrics) = (self.account(), self.metrics.clone());
         Repair(PodReconciler::new(settings, self.files(), account, reports.clone(), metrics))

@@ -76,19 +76,6 @@ fn the_taint_is_added_and_removed_and_others_stay() {
 }
 
 #[test]
-fn conflicts_do_not_delay_the_taint() {
-    // After 5 conflicts, the pauses are 10 s together at most.
-    let (script, changes) = node(&Value::Null, 5);
-    let changes = Arc::new(Mutex::new(changes));
-    scene_with(script, move |scene| {
-        let taint = start(scene);
-        taint.set_ready(false);
-        let wanted = Ok(json!([{"key": KEY, "effect": "NoSchedule"}]));
-        assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
-    });
-}
-
-#[test]
 fn a_refused_request_is_retried() {
     let (script, changes) = node(&Value::Null, 0);
     let changes = Arc::new(Mutex::new(changes));

@@ -147,25 +147,6 @@ fn an_upgrade_does_not_delete_a_definition_that_another_owner_took() {
     assert_eq!(live(&admin, "istio-cni"), None, "the annotation does not keep it from its owner's uninstall");
 }
 
-/// Before version 4.3, helm deletes what the last revision contains, and checks no owner. docs/install.md warns.
-#[test]
-fn without_an_upgrade_uninstall_deletes_a_definition_that_another_owner_took() {
-    let (plane, helm) = cluster();
-    let admin = plane.admin();
-    helm.upgrade("detour", &OPENSHIFT);
-    install_istio(&plane, &helm, &["--take-ownership"]).expect("installed");
-    helm.upgrade("detour", &[&OPENSHIFT[..], &["--set", "definitions=always"]].concat());
-    assert_eq!(owner(&live(&admin, "istio-cni").expect("taken back")), (NAMESPACE, "detour"));
-    let chart = istio_chart(&plane.directory, "istio-cni");
-    helm.run(&["upgrade", "istio-cni", &chart, "-n", "shop"]).expect("upgraded");
-    assert_eq!(owner(&live(&admin, "istio-cni").expect("taken")), ("shop", "istio-cni"));
-    helm.uninstall("detour", NAMESPACE);
-    assert_eq!(live(&admin, "istio-cni"), None);
-    // Its owner can create it again.
-    helm.run(&["upgrade", "istio-cni", &chart, "-n", "shop"]).expect("upgraded");
-    assert!(live(&admin, "istio-cni").is_some());
-}
-
 #[test]
 fn two_releases_with_the_same_attachment_are_refused_unless_one_has_no_definitions() {
     let (plane, helm) = cluster();
@@ -236,13 +217,4 @@ fn a_release_has_a_definition_in_each_namespace_of_its_attachments() {
     helm.upgrade("detour", &["--reset-values"]);
     assert_eq!(live(&admin, "excludedns"), None);
     assert_eq!(admin.get(&definition_of("shop", "excludedns")).expect("there"), foreign);
-}
-
-#[test]
-fn without_the_definitions_type_helm_reports_it() {
-    let plane = ControlPlane::start();
-    let helm = Helm::new(&plane);
-    let refused = helm.try_upgrade("detour", &["--set", "chained=false"]).expect_err("no such type");
-    assert!(refused.contains("no matches for kind \"NetworkAttachmentDefinition\""), "{refused}");
-    helm.upgrade("detour", &["--set", "chained=null"]);
 }

@@ -3,7 +3,7 @@
 use super::peer::{
     EMPTY, PLUGIN, Peer, Runtime, bytes, call, configuration, container, error, event, frame, integer, pod,
 };
-use super::plugin::{Call, DEADLINE, Plugin, Report, registered, socket_path, started};
+use super::plugin::{Call, DEADLINE, Plugin, Report, socket_path, started};
 use detour_cni::agent::nri::NriStatus;
 use std::fs::Permissions;
 use std::io::{ErrorKind, Read, Write};
@@ -30,18 +30,6 @@ fn a_missing_socket_is_reported_once_and_used_as_soon_as_it_appears() {
     let plugin = Plugin::start(&path);
     let cause = plugin.next_failure();
     assert_eq!(cause, format!("{}: {NOT_FOUND}", path.display()));
-    let runtime = Runtime::listen(&path);
-    runtime.register(&[]);
-    plugin.registered();
-}
-
-#[test]
-fn a_missing_directory_is_a_missing_socket() {
-    let (directory, _) = socket_path();
-    let path = directory.join("nri/nri.sock");
-    let plugin = Plugin::start(&path);
-    assert!(plugin.next_failure().ends_with(NOT_FOUND));
-    fs::create_dir(directory.join("nri")).expect("made");
     let runtime = Runtime::listen(&path);
     runtime.register(&[]);
     plugin.registered();
@@ -75,19 +63,6 @@ fn a_runtime_that_has_ended_is_reported_and_a_new_one_is_used() {
     assert_eq!((pods.len(), containers.len()), (1, 1));
     assert_eq!(peer.call("StartContainer", &event("a")), EMPTY);
     assert!(matches!(plugin.next_call(), Call::Start(..)));
-}
-
-#[test]
-fn a_connection_that_ends_in_the_middle_of_a_message_is_replaced() {
-    let (_directory, runtime, plugin) = started();
-    let mut peer = runtime.register(&[]);
-    plugin.registered();
-    let message = call(9, PLUGIN, "StartContainer", &event("a"));
-    peer.write(&message[..message.len() - 1]);
-    drop(peer);
-    assert!(plugin.next_failure().ends_with("the runtime closed the connection; if it does not restart, see its log"));
-    runtime.register(&[]);
-    plugin.registered();
 }
 
 #[test]
@@ -146,18 +121,6 @@ fn larger_frames_and_messages_than_the_protocol_allows_end_the_connection() {
         runtime.register(&[]);
         plugin.registered();
     }
-}
-
-#[test]
-fn the_largest_message_is_read() {
-    let (_directory, runtime, plugin) = started();
-    let list = |padding| [bytes(2, bytes(8, vec![b'x'; padding])), bytes(1, pod("p"))].concat();
-    let length = |padding| call(1, PLUGIN, "Synchronize", &list(padding)).len() - 18;
-    let padding = (4 << 20) - (length(3 << 20) - (3 << 20));
-    assert_eq!(length(padding), 4 << 20);
-    let list = list(padding);
-    runtime.register(&list);
-    assert_eq!(plugin.registered().0.len(), 1);
 }
 
 #[test]
@@ -236,14 +199,6 @@ fn send_without_reading(peer: &mut Peer, mut done: impl FnMut(Instant) -> bool) 
 }
 
 #[test]
-fn a_runtime_that_does_not_read_answers_does_not_delay_the_end() {
-    let (_runtime, mut peer, plugin) = registered();
-    // The kernel's buffers of both directions are full.
-    send_without_reading(&mut peer, |sent| sent.elapsed() > Duration::from_millis(100));
-    assert!(plugin.end() < END);
-}
-
-#[test]
 fn sending_to_a_runtime_that_does_not_read_answers_times_out() {
     let (_directory, path) = socket_path();
     let runtime = Runtime::listen(&path);
@@ -260,34 +215,6 @@ fn sending_to_a_runtime_that_does_not_read_answers_times_out() {
     assert_eq!(reports, [Report::Status(NriStatus::Disconnected(cause))]);
     runtime.register(&[]);
     plugin.registered();
-}
-
-#[test]
-fn a_full_connection_queue_is_reported_and_ends() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let waiting = runtime.fill_queue(&path);
-    let plugin = Plugin::start(&path);
-    assert!(plugin.next_failure().ends_with("the runtime's connection queue is full"));
-    for _ in waiting {
-        drop(runtime.accept());
-    }
-    runtime.register(&[]);
-    plugin.registered();
-}
-
-#[test]
-fn a_runtime_that_closes_each_connection_is_contacted_less_and_less_often() {
-    let (_directory, runtime, plugin) = started();
-    let begin = Instant::now();
-    for _ in 0..3 {
-        // Even after a registration.
-        runtime.register(&[]);
-    }
-    drop(runtime.accept());
-    // 0.1 s, 0.2 s and 0.4 s.
-    assert!(begin.elapsed() >= Duration::from_millis(700), "{:?}", begin.elapsed());
-    drop(plugin);
 }
 
 #[test]

@@ -7,7 +7,6 @@ use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::channel;
-use std::time::Instant;
 
 /// The simulated runtime as a process. It ends with this value.
 struct Library {
@@ -106,22 +105,6 @@ fn the_library_splits_a_list_that_exceeds_the_limit_of_a_message() {
     assert_eq!((pods.len(), containers.len()), (2000, 2000));
     assert_eq!(containers[1999].id, "container-existing1999");
     runtime.call("start a");
-}
-
-#[test]
-fn the_plugin_registers_again_when_the_library_restarts() {
-    let (_directory, path) = socket_path();
-    let mut runtime = Library::start(&path, 0, 0);
-    let plugin = Plugin::start(&path);
-    runtime.registered();
-    drop(runtime);
-    let begin = Instant::now();
-    let mut runtime = Library::start(&path, 1, 0);
-    runtime.registered();
-    assert!(begin.elapsed() < DEADLINE / 3, "{:?}", begin.elapsed());
-    runtime.call("start a");
-    let starts = || plugin.reports().iter().filter(|report| matches!(report, Report::Call(Call::Start(..)))).count();
-    assert_eq!(starts(), 1);
 }
 
 #[test]

@@ -5,5 +5,4 @@ mod failures;
 mod library;
 pub(crate) mod peer;
 mod plugin;
-mod recorded;
 mod reports;

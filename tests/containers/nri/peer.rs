@@ -2,9 +2,8 @@
 
 use super::plugin::DEADLINE;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, connect, listen, socket};
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
@@ -115,16 +114,6 @@ impl Runtime {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).expect("bound");
         Self(listener)
-    }
-
-    /// Connects until the queue of connections is full, and returns these connections.
-    pub(crate) fn fill_queue(&self, path: &Path) -> Vec<OwnedFd> {
-        listen(&self.0, Backlog::new(1).expect("one")).expect("shortened");
-        let address = UnixAddr::new(path).expect("short enough");
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        std::iter::repeat_with(|| socket(AddressFamily::Unix, SockType::Stream, flags, None).expect("a socket"))
-            .take_while(|client| connect(client.as_raw_fd(), &address).is_ok())
-            .collect()
     }
 
     /// Returns the next connection of a plugin.

@@ -1,8 +1,7 @@
 //! The runtime's reports reach the handler, and each call gets its answer.
 
 use super::peer::{
-    EMPTY, PLUGIN, Runtime, bytes, call, configuration, container, entry, error, event, frame, integer, pod,
-    state_change,
+    EMPTY, PLUGIN, Runtime, bytes, configuration, container, entry, error, event, frame, integer, pod, state_change,
 };
 use super::plugin::{Call, DEADLINE, Plugin, Report, registered, socket_path, started};
 use detour_cni::agent::nri::{NriContainer, NriPod, NriStatus};
@@ -36,18 +35,6 @@ fn the_plugin_answers_configure_before_its_registration_is_answered() {
     assert_eq!(plugin.next_call(), Call::Synchronize(vec![], vec![]));
     let registered = NriStatus::Registered { runtime: "simulated".into(), version: "v1.2".into() };
     assert_eq!(plugin.next(), Report::Status(registered));
-}
-
-#[test]
-fn a_registration_that_is_answered_first_succeeds_as_well() {
-    let (_directory, runtime, plugin) = started();
-    let mut peer = runtime.accept();
-    peer.expect_registration();
-    // The answer with an explicit status of success, as ttrpc for Go sends it.
-    peer.write(&frame(2, 1, 2, &bytes(1, [])));
-    peer.call("Configure", &configuration(2000));
-    peer.call("Synchronize", &[]);
-    plugin.registered();
 }
 
 #[test]
@@ -198,46 +185,4 @@ fn an_event_that_cannot_be_read_never_fails_the_start_of_a_container() {
     assert_eq!(plugin.reports(), []);
     assert_eq!(peer.call("StartContainer", &event("b")), EMPTY);
     assert_eq!(plugin.next_call(), Call::Start(expected_pod("b"), expected_container("b")));
-}
-
-#[test]
-fn calls_in_any_pieces_are_answered() {
-    let (_runtime, mut peer, plugin) = registered();
-    // Two calls in one piece, each byte as a piece, and each byte of a message in its own frame.
-    let two =
-        [call(101, PLUGIN, "StartContainer", &event("a")), call(103, PLUGIN, "StopContainer", &event("a"))].concat();
-    peer.write(&two);
-    assert_eq!((peer.answer(101), peer.answer(103)), (vec![], vec![]));
-    for byte in call(105, PLUGIN, "StartContainer", &event("b")) {
-        peer.write(&[byte]);
-    }
-    assert_eq!(peer.answer(105), EMPTY);
-    for byte in &call(107, PLUGIN, "StartContainer", &event("c"))[8..] {
-        let other = [[0, 0, 0, 9, 0, 0, 0, 2, 0xff, 0xff].as_slice(), &[0, 0, 0, 2, 0, 0, 0, 0]].concat();
-        peer.write(&[&other, [0, 0, 0, 1, 0, 0, 0, 1, *byte].as_slice()].concat());
-    }
-    assert_eq!(peer.answer(107), EMPTY);
-    let ids: Vec<String> = (0..4)
-        .map(|_| match plugin.next_call() {
-            Call::Start(_, container) | Call::Stopped(_, container) => container.id,
-            other => panic!("{other:?}"),
-        })
-        .collect();
-    assert_eq!(ids, ["a", "a", "b", "c"]);
-}
-
-#[test]
-fn two_plugins_register_at_one_runtime() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let first = Plugin::start(&path);
-    let mut first_peer = runtime.register(&[]);
-    let second = Plugin::start(&path);
-    let mut second_peer = runtime.register(&[]);
-    first.registered();
-    second.registered();
-    for peer in [&mut first_peer, &mut second_peer] {
-        assert_eq!(peer.call("StartContainer", &event("a")), EMPTY);
-    }
-    assert_eq!(first.next_call(), second.next_call());
 }

@@ -32,11 +32,6 @@ fn record(world: &World) -> PathBuf {
     Path::new(STATE).join(&world.name).join("istio-cni@net1.json")
 }
 
-/// Whether a change was not completed.
-fn is_interrupted(world: &World) -> bool {
-    snapshot(world).records.values().any(|record| !String::from_utf8_lossy(record).contains("\"before\":null"))
-}
-
 #[test]
 fn a_deleted_pod_gets_neither_rules_nor_saved_state_again() {
     let world = World::new(Families::Both);
@@ -67,37 +62,4 @@ fn the_network_namespace_of_another_pod_is_not_changed() {
     std::fs::write(record(&world), text).expect("writable");
     follow(&world, &states[1]).expect("applied");
     new_traffic_follows(&world, true);
-}
-
-/// Each call waits for the others in the network namespace.
-#[test]
-fn concurrent_calls_end_in_the_state_of_one_of_them() {
-    let world = World::new(Families::Both);
-    let states = [false, true].map(|excludes| written(&world, Dns::Left, &annotations(excludes)));
-    let configuration = exclude_1337(&states[0]);
-    world.add(&configuration);
-    let expected = [1, 0].map(|index| {
-        follow(&world, &states[index]).expect("applied");
-        rules(&world)
-    });
-    let facts = states.each_ref().map(|state| facts(state));
-    let name = &world.name;
-    std::thread::scope(|scope| {
-        for thread in 0..4 {
-            let facts = &facts;
-            scope.spawn(move || {
-                for n in 0..10 {
-                    // A change waits 200 ms for the lock, and the agent retries it.
-                    let facts = Some(&facts[(n + thread) % 2]);
-                    let add = RepeatedAdd { root: Path::new(NODE), facts, installed: &[], restores: true, found: None };
-                    let ended = std::iter::repeat_with(|| add.run(name).err().map(|error| error.code));
-                    let code = { ended }.find(|code| *code != Some(Code::TryAgain));
-                    assert_eq!(code, Some(None));
-                }
-            });
-        }
-        (0..10).for_each(|_| world.add(&configuration));
-    });
-    assert!(expected.contains(&rules(&world)));
-    assert!(!is_interrupted(&world));
 }

@@ -54,23 +54,6 @@ in_both_dialects! {
         assert!(record(&world).contains("data0"));
     }
 
-    fn the_union_of_the_attachments_decides(dialect) {
-        let world = World::new(Families::Both);
-        let state = written(&world, Dns::Left, &[app_uid()]);
-        world.add(&dialect.of(exclude_1337(&state)));
-        let other = dialect.of(chain(&state, json!([{"type": "uid-exclude", "uids": [APP_PROCESS.uid]}])));
-        world.call("ADD", &other).interface("net2").run().done();
-        let before = world.native_tables();
-        // The second attachment excludes the UID still.
-        let without = written(&world, Dns::Left, &[]);
-        follow(&world, &without).expect("applied");
-        is_current(&world, &without);
-        tcp_is_direct(&world, APP_PROCESS);
-        assert_eq!(world.native_tables(), before);
-        world.call("DEL", &other).interface("net2").run().done();
-        tcp_is_captured(&world, APP_PROCESS);
-    }
-
     fn exclusions_are_added_to_a_pod_that_only_another_tool_redirects(dialect) {
         let world = World::new(Families::Both);
         let state = written(&world, Dns::Left, &[]);
@@ -114,23 +97,6 @@ fn an_installed_configuration_replaces_the_recorded_one() {
     repeat_with(&excluded);
     tcp_is_captured(&world, APP_PROCESS);
     tcp_is_captured(&world, VAULT_INIT);
-}
-
-#[test]
-fn a_record_of_an_earlier_version_has_no_inputs() {
-    let world = World::new(Families::V4);
-    let state = written(&world, Dns::Left, &[]);
-    world.add(&exclude_1337(&state));
-    let path = format!("/run/detour/attachments/{}/istio-cni@net1.json", world.name);
-    let mut earlier: serde_json::Value = serde_json::from_str(&record(&world)).expect("JSON");
-    earlier.as_object_mut().expect("an object").remove("inputs").expect("inputs");
-    std::fs::write(&path, earlier.to_string()).expect("writable");
-    let changed = written(&world, Dns::Left, &[app_uid()]);
-    assert_eq!(follow(&world, &changed).expect("its rules can be restored").change, "");
-    tcp_is_captured(&world, APP_PROCESS);
-    // A repeated ADD saves them.
-    world.add(&exclude_1337(&state));
-    is_current(&world, &state);
 }
 
 #[test]

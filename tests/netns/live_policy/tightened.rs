@@ -91,23 +91,3 @@ in_both_dialects! {
         world.call("DEL", &dialect.of(chain(&usual, sub_plugins))).run().done();
     }
 }
-
-/// The labels of the namespace are unknown, so a grant that needs them does not apply.
-#[test]
-fn a_grant_ends_with_the_label_of_an_unknown_namespace() {
-    let world = World::new(Families::V4);
-    let uid = APP_PROCESS.uid.to_string();
-    let usual = written(&world, Dns::Left, &[(UIDS, uid)]);
-    let mut conf = chain(&usual, json!([{"type": "istio-redirect"}, {"type": "uid-exclude"}]));
-    conf["allow"] = json!({"namespace_selector": {"matchLabels": {"tier": "batch"}}});
-    let mut known = facts(&usual);
-    let namespace = known.namespace.as_mut().expect("known");
-    namespace.labels.insert("tier".to_owned(), "batch".to_owned());
-    world.add(&chain(&usual, json!([{"type": "istio-redirect"}, {"type": "uid-exclude"}])));
-    let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "").expect("valid");
-    repeat(&world, &known, &[&conf]).expect("applied");
-    tcp_is_direct(&world, APP_PROCESS);
-    known.namespace.as_mut().expect("known").labels.clear();
-    assert!(!repeat(&world, &known, &[&conf]).expect("applied").absent.is_empty());
-    tcp_is_captured(&world, APP_PROCESS);
-}

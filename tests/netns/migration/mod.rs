@@ -116,29 +116,6 @@ fn from_istio_cni_with_multus_and_back() {
     one_more(&mut pods, &node, istio_cni_redirects);
 }
 
-/// The node has the labels of both: detour's agent never replaces istio-cni's file, and waits until it is gone.
-#[test]
-fn from_istio_cni_with_multus_in_the_other_order_has_the_same_result() {
-    let node = Node::new("multus-at-once", Caller::Multus);
-    node.istio_cni_comes();
-    let before = node.configurations();
-    let mut pods = vec![Kept::new(node.new_pod())];
-
-    let agent = node.detour_starts();
-    agent.wait_for_log("it belongs to another owner");
-    assert_eq!(node.types(), ["istio-cni"]);
-    one_more(&mut pods, &node, istio_cni_redirects);
-    node.istio_cni_goes();
-    agent.wait_for_log("write /etc/cni/multus/net.d/istio-cni.conf");
-    assert_eq!(node.types(), ["detour"]);
-    one_more(&mut pods, &node, detour_redirects);
-
-    node.detour_goes(agent);
-    node.istio_cni_comes();
-    assert_eq!(node.configurations(), before);
-    one_more(&mut pods, &node, istio_cni_redirects);
-}
-
 #[test]
 fn from_istio_init_and_back() {
     let node = Node::new("istio-init", Caller::Runtime);

@@ -1,5 +1,5 @@
-//! Executables in a sub-plugin chain: their order, input and result; reference plugins. `convergence::faults::executables`
-//! has the faults of executables.
+//! Executables in a sub-plugin chain: their order, input and result; reference plugins. The unit tests of `src/delegate`
+//! have the faults of executables.
 
 use crate::delegates::pod::{Pod, call, conf, with};
 use crate::delegates::recorders::{Recorders, add_prints, fails};
