@@ -81,7 +81,7 @@ impl Default for Metrics {
             watch_synced: metric(add, "watch_synced", synced),
             drift: metric(add, "drift", "Pods found with rules that differ from the desired rules"),
             repairs: metric(add, "repairs", "Attempts to repair a pod, by type and result"),
-            overflows: metric(add, "repair_queue_overflows", "Pods deferred because the repair queue was full"),
+            overflows: metric(add, "repair_queue_overflows", "Passes over pods that were more than a minute late"),
             look_failures: metric(add, "look_failures", "Failures to read the rules of a pod, by reason"),
             ready: metric(add, "install_ready", "1 if the plugin is installed and ready on the node, else 0"),
             rejected: metric(add, "configuration_rejected", rejected),

@@ -35,10 +35,6 @@ pub trait Definitions {
     /// # Errors
     /// The source is unavailable within the configured timeout.
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error>;
-
-    /// Returns the namespaces that have a definition called `name`, sorted; `None` if the source does not answer the
-    /// first request.
-    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>>;
 }
 
 /// A destination of reports about a pod.

@@ -7,12 +7,10 @@ use super::wire::{DEFAULT_NAMESPACE, DefinitionObject, NamespaceObject, PodObjec
 use super::yaml::{documents, typed};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
-use crate::trusted_file::{FileError, check, read_trusted};
+use crate::trusted_file::{FileError, check, names_in, read_trusted};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
 use std::fmt;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -152,12 +150,6 @@ impl Definitions for Objects {
         let missing = || Lookup::Missing("not found in the given objects".to_owned());
         Ok(wanted.iter().map(|query| self.definition(query).map_or_else(missing, Lookup::Found)).collect())
     }
-
-    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
-        let named = self.definitions.iter().filter(|definition| definition.object.name == name);
-        let namespaces: BTreeSet<String> = named.map(|definition| definition.object.namespace.clone()).collect();
-        Some(namespaces.into_iter().collect())
-    }
 }
 
 impl Objects {
@@ -213,25 +205,20 @@ pub(super) struct Manifests {
 
 impl Cluster for Manifests {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        let (files, broken) = self.read()?;
-        let found = self.pod(&files, wanted).and_then(|pod| {
-            let namespace = with_namespace.then(|| namespace_of(&files, &broken, wanted)).transpose()?;
+        let found = self.read().and_then(|found| {
+            let pod = match self.pod(&found.objects, wanted) {
+                Err(error) => found.or_broken(format!("the pod: {}", error.msg), Err(error))?,
+                Ok(pod) => pod,
+            };
+            let namespace = with_namespace.then(|| found.namespace(wanted)).transpose()?;
+            found.broken.iter().for_each(|error| tracing::warn!("{error}"));
             Ok(Facts { pod, namespace })
         });
-        let facts = match (found, broken.first()) {
-            // A file that can't be read may contain what is missing.
-            (Err(Error { code: Code::PodUnknown, msg, .. }), Some(error)) => Err(error.clone().with_details(msg)),
-            (found, _) => {
-                broken.iter().for_each(|error| tracing::warn!("{error}"));
-                found
-            }
-        };
-        facts.map_err(|error| with_pod(wanted, error))
+        found.map_err(|error| with_pod(wanted, error))
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        let (files, broken) = self.read()?;
-        namespace_of(&files, &broken, wanted).map_err(|error| with_pod(wanted, error))
+        self.read().and_then(|found| found.namespace(wanted)).map_err(|error| with_pod(wanted, error))
     }
 
     fn probe(&self) -> Result<(), Error> {
@@ -241,25 +228,15 @@ impl Cluster for Manifests {
 
 impl Definitions for Manifests {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        let (files, broken) = self.read()?;
-        let look_up = |query: &DefinitionQuery| match (
-            files.iter().find_map(|(_, objects)| objects.definition(query)),
-            broken.first(),
-        ) {
-            (Some(found), _) => Ok(Lookup::Found(found)),
-            (None, None) => Ok(Lookup::Missing(format!("no manifest in {} ({PATTERNS})", self.dir.display()))),
-            (None, Some(error)) => {
-                let missing = format!("it may contain NetworkAttachmentDefinition {}", query.object);
-                Err(error.clone().with_details(missing))
+        let found = self.read()?;
+        let look_up = |query: &DefinitionQuery| match found.objects.definition(query) {
+            Some(definition) => Ok(Lookup::Found(definition)),
+            None => {
+                let missing = Lookup::Missing(format!("no manifest in {} ({PATTERNS})", self.dir.display()));
+                found.or_broken(format!("NetworkAttachmentDefinition {}", query.object), Ok(missing))
             }
         };
         wanted.iter().map(look_up).collect()
-    }
-
-    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
-        let mut all = Objects::default();
-        self.read().ok()?.0.into_iter().for_each(|(_, objects)| all.extend(objects));
-        all.namespaces_with_definition(name)
     }
 }
 
@@ -277,12 +254,38 @@ impl Reports for Manifests {
     }
 }
 
-/// The files of a directory, in the order of their names, with their objects.
-type Files = Vec<(PathBuf, Objects)>;
+/// The objects in the files of a directory, in the order of the names, and the errors of the others.
+#[derive(Default)]
+struct Found {
+    objects: Objects,
+    broken: Vec<Error>,
+}
+
+impl Found {
+    /// Returns the outcome for an object that was not found, or the error of a file that may contain it.
+    fn or_broken<T>(&self, object: String, outcome: Result<T, Error>) -> Result<T, Error> {
+        match self.broken.first() {
+            Some(error) => Err(error.clone().with_details(format!("it may contain {object}"))),
+            None => outcome,
+        }
+    }
+
+    /// Returns the pod's namespace. One without a manifest has no annotations, because many directories contain only
+    /// pods.
+    fn namespace(&self, PodRef { namespace: name, .. }: &PodRef) -> Result<Namespace, Error> {
+        match self.objects.namespaces.iter().find(|namespace| namespace.name == *name) {
+            Some(namespace) => Ok(namespace.clone()),
+            None => {
+                let bare = Namespace { name: name.clone(), ..Namespace::default() };
+                self.or_broken(format!("Namespace {name}"), Ok(bare))
+            }
+        }
+    }
+}
 
 impl Manifests {
     /// Returns all objects, and the errors of files and objects that can't be read.
-    fn read(&self) -> Result<(Files, Vec<Error>), Error> {
+    fn read(&self) -> Result<Found, Error> {
         let invalid = |what: &str| {
             Error::new(Code::InvalidConfig, format!("kubernetes.manifests_dir: {} {what}", self.dir.display()))
         };
@@ -292,53 +295,32 @@ impl Manifests {
             FileError::Io(error) => failed(error),
             refused => invalid(&format!("is not used: {refused}")),
         });
-        let mut paths = Vec::new();
-        for entry in fs::read_dir(trusted?).map_err(failed)? {
-            let path = self.dir.join(entry.map_err(failed)?.file_name());
-            if path.extension().is_some_and(|found| EXTENSIONS.iter().any(|extension| found == *extension)) {
-                paths.push(path);
+        let mut found = Found::default();
+        for name in names_in(&trusted?).map_err(failed)? {
+            let path = self.dir.join(name);
+            if !path.extension().is_some_and(|found| EXTENSIONS.iter().any(|extension| found == *extension)) {
+                continue;
             }
-        }
-        paths.sort();
-        let (mut files, mut broken) = (Files::new(), Vec::new());
-        for path in paths {
-            let mut objects = Objects::default();
             match read_trusted(&path, MAX_FILE).map(String::from_utf8) {
-                Ok(Ok(text)) => broken.extend(objects.add(&path, &text, DEFAULT_NAMESPACE)),
-                Ok(Err(_)) => broken.push(manifest_error(&path, "expected UTF-8")),
-                Err(error) => broken.push(manifest_error(&path, error)),
+                Ok(Ok(text)) => found.broken.extend(found.objects.add(&path, &text, DEFAULT_NAMESPACE)),
+                Ok(Err(_)) => found.broken.push(manifest_error(&path, "expected UTF-8")),
+                Err(error) => found.broken.push(manifest_error(&path, error)),
             }
-            files.push((path, objects));
         }
-        Ok((files, broken))
+        Ok(found)
     }
 
-    fn pod(&self, files: &Files, wanted: &PodRef) -> Result<Pod, Error> {
-        let pods = files.iter().flat_map(|(file, objects)| objects.pods.iter().map(move |given| (file, &given.pod)));
-        let named = pods.filter(|(_, pod)| (&pod.namespace, &pod.name) == (&wanted.namespace, &wanted.name));
-        let mut other = None;
-        for (file, pod) in named {
-            if pod.matches(wanted) {
-                return Ok(pod.clone());
+    fn pod(&self, objects: &Objects, wanted: &PodRef) -> Result<Pod, Error> {
+        let is_named = |pod: &&Pod| (&pod.namespace, &pod.name) == (&wanted.namespace, &wanted.name);
+        let mut named = objects.pods.iter().map(|given| &given.pod).filter(is_named).peekable();
+        let directory = self.dir.display();
+        let msg = match named.peek() {
+            Some(other) => {
+                format!("{} in {directory}; correct metadata.uid or remove it", uid_mismatch(other, wanted))
             }
-            other = Some((file.display(), uid_mismatch(pod, wanted)));
-        }
-        let msg = match other {
-            Some((file, mismatch)) => format!("{mismatch} in {file}; correct metadata.uid or remove it"),
-            None => format!("no manifest in {} ({PATTERNS}); add one", self.dir.display()),
+            None => format!("no manifest in {directory} ({PATTERNS}); add one"),
         };
-        Err(Error::new(Code::PodUnknown, msg))
-    }
-}
-
-/// Returns the pod's namespace. One without a manifest has no annotations, because many directories contain only pods.
-fn namespace_of(files: &Files, broken: &[Error], wanted: &PodRef) -> Result<Namespace, Error> {
-    let name = &wanted.namespace;
-    let mut namespaces = files.iter().flat_map(|(_, objects)| &objects.namespaces);
-    match (namespaces.find(|namespace| namespace.name == *name), broken.first()) {
-        (Some(namespace), _) => Ok(namespace.clone()),
-        (None, Some(error)) => Err(error.clone().with_details(format!("it may contain Namespace {name}"))),
-        (None, None) => Ok(Namespace { name: name.clone(), ..Namespace::default() }),
+        named.find(|pod| pod.matches(wanted)).cloned().ok_or_else(|| Error::new(Code::PodUnknown, msg))
     }
 }
 

@@ -3,21 +3,13 @@
 //! value everywhere, because Go writes empty lists and maps as `null`.
 
 use super::resources::{Definition, ObjectRef};
+use crate::cni::null_is_empty;
 use crate::pod;
 use crate::pod::well_known::DATAPLANE_MODE;
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny};
+use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-
-/// Deserializes `null` as the default value.
-pub(crate) fn null_is_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Default + Deserialize<'de>,
-{
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
-}
 
 /// The namespace of a manifest without one, for kubectl and the API.
 pub(super) const DEFAULT_NAMESPACE: &str = "default";
@@ -57,18 +49,6 @@ impl Metadata {
     /// Returns the controller that replaces the object when it is deleted.
     pub(crate) fn controller(&self) -> Option<&OwnerReference> {
         self.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
-    }
-
-    /// Returns an error that describes this object, unless it is the requested one: a proxy or a cache in front of the
-    /// API server may answer with another.
-    pub(super) fn is_of(&self, namespace: Option<&str>, name: &str) -> Result<(), String> {
-        let found = namespace.and(self.namespace.as_deref()).or(namespace);
-        if (found, self.name.as_str()) == (namespace, name) {
-            return Ok(());
-        }
-        let path =
-            |namespace: Option<&str>, name: &str| namespace.map_or(name.into(), |space| format!("{space}/{name}"));
-        Err(format!("expected the object {}, got {}", path(namespace, name), path(found, &self.name)))
     }
 }
 
@@ -349,19 +329,6 @@ mod tests {
         assert_eq!(read(&"x".repeat(LIMIT)).config.len(), LIMIT);
         assert_eq!(read(&"x".repeat(5 * LIMIT)).config.len(), LIMIT + 1);
         assert_eq!(read(&"\u{1f300}".repeat(LIMIT)).config.len(), LIMIT + 4);
-    }
-
-    #[test]
-    fn only_the_requested_object_is_accepted() {
-        let metadata = |value: Value| serde_json::from_value::<Metadata>(value).expect("metadata");
-        let pod = metadata(json!({"name": "p", "namespace": "n"}));
-        assert_eq!(pod.is_of(Some("n"), "p"), Ok(()));
-        assert_eq!(pod.is_of(Some("o"), "p"), Err("expected the object o/p, got n/p".into()));
-        assert_eq!(pod.is_of(Some("n"), "q"), Err("expected the object n/q, got n/p".into()));
-        let namespace = metadata(json!({"name": "n"}));
-        assert_eq!(namespace.is_of(None, "n"), Ok(()));
-        assert_eq!(namespace.is_of(None, "m"), Err("expected the object m, got n".into()));
-        assert_eq!(namespace.is_of(Some("x"), "n"), Ok(()), "the namespace is optional");
     }
 
     #[test]

@@ -66,7 +66,7 @@ impl<'a> BlockReader<'a> {
         Ok(Self::of_keys(path, keys))
     }
 
-    fn of_keys(path: Cow<'a, str>, keys: &'a Map<String, Value>) -> Self {
+    pub(super) fn of_keys(path: Cow<'a, str>, keys: &'a Map<String, Value>) -> Self {
         Self { path, keys, read: RefCell::new(Vec::with_capacity(READ_KEYS)) }
     }
 
@@ -184,12 +184,6 @@ impl<'a> BlockReader<'a> {
         known.sort_unstable();
         known.dedup();
         known
-    }
-
-    /// Returns the keys that were not read, with their values.
-    #[must_use]
-    pub fn others(&self) -> Map<String, Value> {
-        self.unknown().into_iter().filter_map(|key| Some((key.to_owned(), self.keys.get(key)?.clone()))).collect()
     }
 
     /// Checks that all keys were read.

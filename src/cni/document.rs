@@ -4,6 +4,7 @@ use super::block::Block;
 use super::error::{Code, Error};
 use super::list::{json_error, wrong_type};
 use super::version;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 /// The maximum size of a configuration, in bytes. It leaves room for a previous result with every interface of a
@@ -49,6 +50,18 @@ impl Document {
     pub fn answer_version(&self) -> &str {
         version::SUPPORTED.into_iter().find(|v| *v == self.cni_version).unwrap_or(version::NEWEST)
     }
+}
+
+/// Deserializes `null` as the default value: Go writes empty lists and maps as `null`.
+///
+/// # Errors
+/// The value has another type.
+pub fn null_is_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 /// Returns the limit that `text` exceeds, as an error message; `None` if it can be parsed.

@@ -102,8 +102,6 @@ pub struct Error {
     pub details: String,
     /// The error code of another plugin that failed, returned in place of `code`.
     pub answered: Option<u32>,
-    /// Whether `msg` names the pod of the call.
-    pub names_pod: bool,
     /// Whether `msg` names the network of a primary plugin: the path of a configuration's block does.
     pub names_network: bool,
 }
@@ -112,7 +110,7 @@ impl Error {
     /// Returns an error without details.
     pub fn new(code: Code, msg: impl Into<String>) -> Self {
         let (msg, details) = (msg.into(), String::new());
-        Self { code, msg, details, answered: None, names_pod: false, names_network: false }
+        Self { code, msg, details, answered: None, names_network: false }
     }
 
     /// Returns the error with these details.
@@ -129,12 +127,6 @@ impl Error {
         self
     }
 
-    /// Returns the error of a message that names the pod of the call.
-    #[must_use]
-    pub fn naming_pod(self) -> Self {
-        Self { names_pod: true, ..self }
-    }
-
     /// Returns the error of a message that names the network of a primary plugin.
     #[must_use]
     pub fn naming_network(self) -> Self {
@@ -144,10 +136,11 @@ impl Error {
     /// Returns the error with the name of the pod in its message, once.
     #[must_use]
     pub fn of_pod(self, namespace: &str, name: &str) -> Self {
-        if self.names_pod {
+        let pod = format!("{namespace}/{name}");
+        if self.msg.contains(&pod) {
             return self;
         }
-        Self { msg: format!("pod {namespace}/{name}: {}", self.msg), ..self }.naming_pod()
+        Self { msg: format!("pod {pod}: {}", self.msg), ..self }
     }
 
     /// Returns the error with the name of a primary plugin's network in its message, once.

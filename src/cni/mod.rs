@@ -12,7 +12,7 @@ pub mod result;
 pub mod version;
 
 pub use block::{Block, BlockReader};
-pub use document::{Document, MAX_CONFIGURATION, excess};
+pub use document::{Document, MAX_CONFIGURATION, excess, null_is_empty};
 pub use error::{Code, Error};
 pub use list::{ItemList, LIST_ITEMS, at_most, excerpt, json_error, wrong_type};
 pub use names::{

@@ -9,12 +9,10 @@ use super::document::Document;
 use super::error::{Code, Error};
 use super::list::{ItemList, json_error, wrong_type};
 use super::netconf::{
-    Bounds, Kubernetes, MAX_BLOCKS, NODE_BOUNDS, NetConf, REQUEST, SUB_PLUGINS, default_chain, is_of_this_plugin,
-    is_primary, kind, remove_unknown,
+    Bounds, Kubernetes, NODE_BOUNDS, NetConf, REQUEST, SUB_PLUGINS, blocks, is_of_this_plugin, is_primary, kind,
 };
 use super::request::CniCommand;
 use super::version;
-use crate::suggest::did_you_mean;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, HashSet};
@@ -26,22 +24,6 @@ pub const NODE_CONFIGURATION: &str = "/var/lib/cni/detour/node.json";
 /// The maximum size of the node configuration file, in bytes; one with a hundred namespaces has 3 KiB.
 pub const NODE_CONFIGURATION_LIMIT: u64 = 64 << 10;
 
-/// The keys of the file.
-const KEYS: [&str; 11] = [
-    "allow",
-    "attachments_may_exclude_namespaces",
-    "auto_dialect",
-    "chain",
-    "delegate_timeout_seconds",
-    "kubernetes",
-    "log_file",
-    NETWORKS,
-    "outside_bounds",
-    PINNED,
-    PRIMARY,
-];
-/// The keys of one network.
-const NETWORK_KEYS: [&str; 4] = ["allow", "chain", EXCLUDED, "outside_bounds"];
 const EXCLUDED: &str = "exclude_namespaces";
 /// The keys that a configuration does not have.
 const NETWORKS: &str = "networks";
@@ -177,31 +159,28 @@ impl NodeConf {
     }
 
     fn read(place: &str, mut keys: Map<String, Value>) -> Result<(Self, Vec<String>), Error> {
-        let mut warnings = Vec::new();
-        remove_unknown(&mut keys, "", &KEYS, &mut warnings);
-        let [own, networks] = [&[PINNED, PRIMARY][..], &[NETWORKS]].map(|own| {
-            let own = own.iter().filter_map(|key| keys.shift_remove_entry(*key)).collect();
-            Block { path: String::new(), keys: own }
-        });
+        let own = [PINNED, PRIMARY, NETWORKS].into_iter().filter_map(|key| keys.shift_remove_entry(key)).collect();
+        let own = Block { path: String::new(), keys: own };
         let own = own.reader();
         let pinned = own.list(PINNED)?.map(|list| list.items).unwrap_or_default();
-        let primary = own.boolean(PRIMARY)?;
         let conf = configuration(place, String::new(), keys)?;
-        warnings.extend_from_slice(&conf.warnings);
-        let mut node = Self { place: place.to_owned(), primary, ..Self::from_configuration(&conf) };
-        for (name, value) in networks.reader().block(NETWORKS)?.iter().flat_map(BlockReader::all) {
-            let Block { path, mut keys } = Block::new(format!("{NETWORKS}.{name}"), value)?;
-            remove_unknown(&mut keys, &format!("{path}."), &NETWORK_KEYS, &mut warnings);
-            node.networks.insert(name.clone(), Network::of(&configuration(place, path, keys)?));
+        let mut node =
+            Self { place: place.to_owned(), primary: own.boolean(PRIMARY)?, ..Self::from_configuration(&conf) };
+        let mut warnings = conf.warnings;
+        for (name, value) in own.block(NETWORKS)?.iter().flat_map(BlockReader::all) {
+            let Block { path, keys } = Block::new(format!("{NETWORKS}.{name}"), value)?;
+            let conf = configuration(place, path.clone(), keys)?;
+            warnings.extend(conf.warnings.iter().map(|warning| format!("{path}.{warning}")));
+            node.networks.insert(name.clone(), Network::of(&conf));
         }
-        let expected = SUB_PLUGINS.join(", ");
-        warnings.extend(pinned.iter().filter(|kind| !SUB_PLUGINS.contains(&kind.as_str())).map(|kind| {
-            let suggestion = did_you_mean(kind, SUB_PLUGINS);
-            format!("{PINNED}: invalid value {kind:?}, ignored; expected one of {expected}{suggestion}")
-        }));
-        let is_new = |kind: &String| !node.pinned.contains(kind) && SUB_PLUGINS.contains(&kind.as_str());
-        let new: Vec<String> = pinned.into_iter().filter(is_new).collect();
-        node.pinned.extend(new);
+        for kind in pinned {
+            if !SUB_PLUGINS.contains(&kind.as_str()) {
+                let expected = SUB_PLUGINS.join(", ");
+                warnings.push(format!("{PINNED}: invalid value {kind:?}, ignored; expected one of {expected}"));
+            } else if !node.pinned.contains(&kind) {
+                node.pinned.push(kind);
+            }
+        }
         Ok((node, warnings.into_iter().map(|warning| format!("{place}: {warning}")).collect()))
     }
 
@@ -232,30 +211,13 @@ impl NodeConf {
         &self.network(network).bounds
     }
 
-    /// Returns a summary of the keys that the node sets, for messages.
+    /// Returns the keys that the node sets, for messages.
     #[must_use]
     pub fn summary(&self) -> String {
+        let is_set = |(_, value): &(&String, &Value)| ![json!([]), json!(false), json!({})].contains(value);
         let node = json!(self);
-        let top =
-            ["log_file", "delegate_timeout_seconds", "auto_dialect"].into_iter().filter(|key| node.get(key).is_some());
-        let kubernetes = node["kubernetes"].as_object().into_iter().flat_map(Map::keys).filter(|key| *key != EXCLUDED);
-        let keys: Vec<String> =
-            top.map(str::to_owned).chain(kubernetes.map(|key| format!("kubernetes.{key}"))).collect();
-        let mut parts = vec![keys.join(", ")];
-        if !self.kubernetes.exclude_namespaces.is_empty() {
-            parts.push(format!("excludes {}", self.kubernetes.exclude_namespaces.join(", ")));
-        }
-        if !self.networks.is_empty() {
-            let names: Vec<&str> = self.networks.keys().map(String::as_str).collect();
-            parts.push(format!("has other keys for {}", names.join(", ")));
-        }
-        if !self.pinned.is_empty() {
-            parts.push(format!("pins {}", self.pinned.join(", ")));
-        }
-        if self.networks.values().chain([&self.others]).any(|network| network.bounds.is_set()) {
-            parts.push("bounds what pods may request".to_owned());
-        }
-        parts.join("; ")
+        let keys = node.as_object().into_iter().flatten().filter(is_set).map(|(key, _)| key.as_str());
+        keys.collect::<Vec<_>>().join(", ")
     }
 
     /// Returns the same with `primary`, unless the configuration already sets it.
@@ -290,8 +252,8 @@ impl NodeConf {
             match (key.as_str(), written) {
                 (NODE_BOUNDS | EXCLUDED, _) => {}
                 ("kubernetes", Value::Object(keys)) => {
-                    let ours = keys.iter().filter(|(key, _)| *key != EXCLUDED && Kubernetes::knows(key));
-                    let different = ours.filter(|(key, written)| is_different(&node["kubernetes"][key], written));
+                    let others = keys.iter().filter(|(key, _)| *key != EXCLUDED);
+                    let different = others.filter(|(key, written)| is_different(&node["kubernetes"][key], written));
                     ignored.extend(different.map(|(key, _)| format!("kubernetes.{key}")));
                 }
                 (_, written) if is_different(&node[&key], &written) => ignored.push(key),
@@ -332,69 +294,64 @@ impl NodeConf {
 
     /// Replaces blocks of pinned sub-plugins, and marks the others as requests, unless the chain is the installed one.
     fn govern_chain(&self, conf: &mut Map<String, Value>, network: &Network, program: &str, ignored: &mut Vec<String>) {
+        let keys = BlockReader::of_keys("".into(), conf);
         // The plugin refuses an invalid chain later.
-        let Some(own) = chain_of(conf, program) else { return };
-        let is_installed = own == network.chain;
-        let (mut chain, mut replaced): (Vec<Map<String, Value>>, Vec<&str>) = (Vec::new(), Vec::new());
-        for (i, mut block) in own.iter().cloned().enumerate() {
-            let kind = SUB_PLUGINS.into_iter().find(|kind| *kind == kind_of(&block));
-            let pinned = kind.filter(|kind| self.pinned.iter().any(|pinned| pinned == kind));
-            match (kind, pinned) {
-                // An executable.
-                (None, _) => chain.push(block),
-                (_, Some(_)) if is_installed => {
-                    pin(&mut block);
-                    chain.push(block);
-                }
-                (_, Some(kind)) => {
-                    pin(&mut block);
-                    let blocks = network.pinned_blocks(kind);
-                    if !blocks.contains(&block) && block.len() > 2 {
-                        ignored.push(format!("chain[{i}] ({kind} is pinned)"));
-                    }
-                    if !replaced.contains(&kind) {
-                        chain.extend(blocks);
-                        replaced.push(kind);
-                    }
-                }
-                (Some(_), None) => {
-                    if !is_installed {
-                        block.insert(REQUEST.to_owned(), true.into());
-                    }
-                    chain.push(block);
-                }
+        let written = kind(&keys, program).and_then(|kind| blocks(&keys, &kind));
+        let Ok(own) = written else { return };
+        let is_installed = own.iter().map(|block| &block.keys).eq(&network.chain);
+        for (i, block) in own.iter().enumerate().filter(|(_, block)| self.pins(block) && block.keys.len() > 1) {
+            let mut pinned = block.keys.clone();
+            pin(&mut pinned);
+            if !network.pinned_blocks(block.kind()).contains(&pinned) {
+                ignored.push(format!("chain[{i}] ({} is pinned)", block.kind()));
             }
         }
-        if chain != own {
-            conf.insert("chain".to_owned(), json!(chain));
+        let mut chain = self.with_blocks_of(network, own, |_| true);
+        for block in &mut chain {
+            if !is_installed && SUB_PLUGINS.contains(&block.kind()) && !self.pins(block) {
+                block.keys.insert(REQUEST.to_owned(), true.into());
+            }
         }
+        conf.insert("chain".to_owned(), chain.into_iter().map(|block| Value::Object(block.keys)).collect());
+    }
+
+    fn pins(&self, block: &Block) -> bool {
+        self.pinned.iter().any(|pinned| pinned == block.kind())
     }
 
     /// Returns the blocks of a recorded configuration with those of the node for pinned sub-plugins; with `only_requests`,
     /// only those that a definition's author requested are replaced.
     #[must_use]
     pub fn with_pinned(&self, network: &str, blocks: Vec<Block>, only_requests: bool) -> Vec<Block> {
-        let (mut chain, mut replaced): (Vec<Block>, Vec<String>) = (Vec::new(), Vec::new());
+        self.with_blocks_of(self.network(network), blocks, |block| !only_requests || block.keys.contains_key(REQUEST))
+    }
+
+    /// Replaces the blocks of pinned sub-plugins that `is_replaced` selects.
+    fn with_blocks_of(
+        &self,
+        network: &Network,
+        blocks: Vec<Block>,
+        is_replaced: impl Fn(&Block) -> bool,
+    ) -> Vec<Block> {
+        let (mut chain, mut replaced) = (Vec::new(), HashSet::new());
         for block in blocks {
-            let kind = block.kind().to_owned();
-            if !self.pinned.contains(&kind) || (only_requests && !block.keys.contains_key(REQUEST)) {
+            if !self.pins(&block) || !is_replaced(&block) {
                 chain.push(block);
-            } else if !replaced.contains(&kind) {
-                let of_node = self.network(network).pinned_blocks(&kind).into_iter();
+            } else if replaced.insert(block.kind().to_owned()) {
+                let of_node = network.pinned_blocks(block.kind()).into_iter();
                 chain.extend(of_node.map(|keys| Block { path: block.path.clone(), keys }));
-                replaced.push(kind);
             }
         }
         chain
     }
 
-    /// Applies [`Self::govern`] to every configuration of an attachment whose type is `own`: the attachment's own
+    /// Applies [`Self::govern`] to every configuration of an attachment whose type is one of `own`: the attachment's own
     /// configuration, those of its configuration list, and nested ones in `chain`. Returns `None` if there is no such
     /// configuration, otherwise the changed one with its warnings.
     ///
     /// # Errors
     /// [`Code::InvalidConfig`]: a configuration would make this the primary plugin.
-    pub fn govern_all(&self, conf: &Value, own: &dyn Fn(&str) -> bool) -> Result<Option<(Value, Vec<String>)>, Error> {
+    pub fn govern_all(&self, conf: &Value, own: &[&str]) -> Result<Option<(Value, Vec<String>)>, Error> {
         let (mut conf, mut warnings, mut found) = (conf.clone(), Vec::new(), false);
         let name = conf.get("name").and_then(Value::as_str).map(str::to_owned);
         let plugins = match conf.get("type") {
@@ -411,11 +368,11 @@ impl NodeConf {
         &self,
         plugin: &mut Value,
         network: Option<&str>,
-        own: &dyn Fn(&str) -> bool,
+        own: &[&str],
         warnings: &mut Vec<String>,
     ) -> Result<bool, Error> {
         let Some(keys) = plugin.as_object_mut() else { return Ok(false) };
-        let mut found = own(kind_of(keys));
+        let mut found = own.contains(&kind_of(keys));
         if found {
             if is_primary(keys) {
                 return Err(primary_in_attachment());
@@ -452,21 +409,6 @@ fn kind_of(block: &Map<String, Value>) -> &str {
 
 fn pin(block: &mut Map<String, Value>) {
     block.insert("pod_overrides".to_owned(), false.into());
-}
-
-/// Returns the chain of an attachment, by default that of its type; `None` if it is invalid.
-fn chain_of(conf: &Map<String, Value>, program: &str) -> Option<Vec<Map<String, Value>>> {
-    match conf.get("chain") {
-        Some(Value::Array(chain)) if chain.len() <= MAX_BLOCKS => {
-            chain.iter().map(|block| block.as_object().cloned()).collect()
-        }
-        None | Some(Value::Null) => {
-            let keys = Block { path: String::new(), keys: conf.clone() };
-            let kind = kind(&keys.reader(), program).ok()?;
-            Some(default_chain(&kind)?.into_iter().map(|block| block.keys).collect())
-        }
-        Some(_) => None,
-    }
 }
 
 /// Returns whether an attachment sets another value than the node. A list or a number can also be written as a string.

@@ -192,7 +192,7 @@ mod tests {
         {
             let error = convert(answer, "1.1.0").expect_err("refused");
             assert_eq!(error.code, Code::Delegate);
-            assert!(error.msg.starts_with("result") && error.msg.contains("invalid value "), "{error}");
+            assert!(error.msg.starts_with("result") && error.msg.contains(": invalid "), "{error}");
         }
         let without_address = json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}]});
         assert_eq!(convert(without_address, "0.2.0").map_err(|error| error.code), Err(Code::Delegate));

@@ -132,6 +132,5 @@ pub(super) fn agent_answer(input: &[u8]) {
     let reported = client().report(&Pod::default(), None, &[]);
     let results = [client().namespace(&pod).map(drop), client().probe(), reported];
     results.into_iter().filter_map(Result::err).for_each(|error| check_error(&error));
-    let _ = client().namespaces_with_definition("a");
     let _ = (pod_policies(socket, TIMEOUT), excluded_containers(socket, "c", TIMEOUT));
 }

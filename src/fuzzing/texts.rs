@@ -126,9 +126,9 @@ pub(super) fn definition(input: &[u8]) {
     }
     let Ok((node, _)) = NodeConf::parse("node.json", node.as_bytes()) else { return };
     let Ok(value) = serde_json::from_str(&parsed.text) else { return };
-    match node.govern_all(&value, &|kind| kind == "detour") {
+    match node.govern_all(&value, &["detour"]) {
         Ok(Some((governed, _))) => {
-            let again = node.govern_all(&governed, &|kind| kind == "detour").expect("governed once");
+            let again = node.govern_all(&governed, &["detour"]).expect("governed once");
             assert_eq!(again.map(|(value, _)| value), Some(governed), "the node's keys are applied twice");
         }
         Ok(None) => {}

@@ -123,10 +123,6 @@ impl Definitions for Files<'_> {
                 .collect(),
         }
     }
-
-    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
-        self.source?.namespaces_with_definition(name)
-    }
 }
 
 #[cfg(test)]

@@ -67,7 +67,7 @@ pub fn resolve(
         None => error,
     };
     let definitions = look_up(conf, cluster, &references).map_err(with_pod)?;
-    let context = ResolveContext { conf, cluster, pod, definitions, reports };
+    let context = ResolveContext { conf, pod, definitions, reports };
     for (reference, interface) in references.into_iter().zip(interfaces) {
         let (object, configuration) = context.configuration(&reference, &mut resolved.warnings)?;
         let name = object.map_or_else(|| configuration.name.clone(), |object| object.to_string());
@@ -167,7 +167,6 @@ fn look_up(
 /// Everything that resolution needs.
 struct ResolveContext<'a> {
     conf: &'a Primary,
-    cluster: Option<&'a dyn Definitions>,
     reports: Option<&'a dyn Reports>,
     pod: Option<&'a Pod>,
     definitions: BTreeMap<ObjectRef, Lookup>,
@@ -206,7 +205,7 @@ impl ResolveContext<'_> {
     fn missing(&self, selection: &Selection, lookup: Option<&Lookup>) -> Error {
         let Selection { place, namespace, name, .. } = selection;
         let object = ObjectRef { namespace: namespace.clone(), name: name.clone() };
-        let (Some(cluster), Some(Lookup::Missing(searched))) = (self.cluster, lookup) else {
+        let Some(Lookup::Missing(searched)) = lookup else {
             let msg = format!("{place}: {object}: no API server to look up the definition; set kubernetes.kubeconfig");
             return Error::new(Code::InvalidConfig, msg);
         };
@@ -215,17 +214,10 @@ impl ResolveContext<'_> {
         {
             tracing::warn!("can't create Event NoNetworkFound: pod {}/{}: {error}", pod.namespace, pod.name);
         }
-        let hint = match cluster.namespaces_with_definition(name) {
-            None => String::new(),
-            Some(namespaces) if namespaces.is_empty() => "; no namespace has a definition of that name".to_owned(),
-            Some(namespaces) => {
-                format!(
-                    "; namespaces with a definition of that name: {}; write NAMESPACE/{name}",
-                    namespaces.join(", ")
-                )
-            }
-        };
-        let msg = format!("{place}: NetworkAttachmentDefinition {name:?} not found in namespace {namespace:?}{hint}");
+        let msg = format!(
+            "{place}: NetworkAttachmentDefinition {name:?} not found in namespace {namespace:?}; create it, or write \
+             NAMESPACE/{name} for one of another namespace"
+        );
         Error::new(Code::InvalidConfig, msg).with_details(searched.clone())
     }
 }

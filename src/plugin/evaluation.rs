@@ -252,9 +252,7 @@ mod tests {
     }
 
     fn down() -> Error {
-        Error::new(Code::TryAgain, "pod shop/web-0: GET …: no usable answer")
-            .with_details("connection refused")
-            .naming_pod()
+        Error::new(Code::TryAgain, "pod shop/web-0: GET …: no usable answer").with_details("connection refused")
     }
 
     #[test]

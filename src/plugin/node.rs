@@ -115,7 +115,7 @@ pub fn effective(node: Option<&NodeConf>, place: &Path, text: &str) -> Result<Ne
     let govern = || {
         let value = serde_json::from_str(text).ok()?;
         // The node configuration does not apply to the runtime's configuration of a primary plugin.
-        let (value, _) = node?.govern_all(&value, &|kind| OWN_TYPES.contains(&kind)).ok()??;
+        let (value, _) = node?.govern_all(&value, &OWN_TYPES).ok()??;
         Some(value.to_string())
     };
     configuration(place, govern().as_deref().unwrap_or(text).as_bytes())

@@ -7,6 +7,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::io;
 
 /// The version of the records that this program writes. The first records had no version.
 pub const VERSION: u32 = 1;
@@ -31,8 +32,8 @@ const OWN_START: &[u8] = br#"{"version":1,"#;
 ///
 /// # Errors
 /// The record is not a JSON object.
-pub fn print<T: Serialize>(record: &T) -> Result<Vec<u8>, serde_json::Error> {
-    serde_json::to_vec(&Versioned { version: VERSION, record })
+pub fn print<T: Serialize>(record: &T) -> io::Result<Vec<u8>> {
+    Ok(serde_json::to_vec(&Versioned { version: VERSION, record })?)
 }
 
 /// Parses a record of this version or an older one.

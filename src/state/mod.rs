@@ -3,7 +3,7 @@
 pub mod format;
 
 use crate::cni::{Code, Error};
-use crate::trusted_file::{self, Durability, create_with_parents, exchange_file, open, read_nofollow, replace_file};
+use crate::trusted_file::{self, Durability, exchange_file, open, read_nofollow, replace_file};
 use rustix::fs::OFlags;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -105,13 +105,7 @@ impl Store {
     /// # Errors
     /// The directory can't be read.
     pub fn attachments(&self) -> Result<Vec<Attachment>, Error> {
-        let of_sandbox = |id: String| {
-            self.attachments_of(&id).unwrap_or_else(|error| {
-                tracing::debug!("{error}");
-                Vec::new()
-            })
-        };
-        Ok(self.sandboxes()?.into_iter().flat_map(of_sandbox).collect())
+        Ok(self.sandboxes()?.iter().filter_map(|id| self.attachments_of(id).ok()).flatten().collect())
     }
 
     /// Writes the record of an attachment and replaces an earlier one.
@@ -129,8 +123,8 @@ impl Store {
     /// The file can't be written.
     pub fn update<T: Serialize>(&self, attachment: &Attachment, record: &T) -> Result<bool, Error> {
         let path = self.file(attachment);
-        let text = format::print(record).map_err(|error| io_error("write", &path, &error.into()))?;
-        match exchange_file(&path, &temporary_name(&path), |file| file.write_all(&text)) {
+        let exchange = |text: Vec<u8>| exchange_file(&path, &temporary_name(&path), |file| file.write_all(&text));
+        match format::print(record).and_then(exchange) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 self.remove_directory_if_empty(&attachment.container_id);
                 Ok(false)
@@ -183,8 +177,9 @@ impl Store {
     /// As [`Self::write_shared`].
     pub fn create_shared<T: Serialize>(&self, container_id: &str, name: &str, record: &T) -> Result<bool, Error> {
         let path = self.directory(container_id).join(name);
-        let text = format::print(record).map_err(|error| io_error("write", &path, &error.into()))?;
-        match open(&path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL).and_then(|mut file| file.write_all(&text)) {
+        let created = format::print(record)
+            .and_then(|text| open(&path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?.write_all(&text));
+        match created {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
             // Another process removed the directory with the last record.
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -201,13 +196,11 @@ impl Store {
     pub fn probe(&self) -> Result<(), Error> {
         // One name, so that a probe that is killed leaves at most one file, which the next probe removes.
         let path = self.root.join(".probe");
-        let flush = |file: fs::File| if self.durability == Durability::Volatile { Ok(()) } else { file.sync_all() };
-        let written = create_with_parents(&path).and_then(flush).and_then(|()| fs::remove_file(&path));
-        match written {
-            // A concurrent probe has created or removed the file.
-            Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => Ok(()),
-            other => other.map_err(|error| io_error("write", &path, &error)),
-        }
+        let written =
+            replace_file(&path, ".probe.tmp", self.durability, |_| Ok(())).and_then(|()| fs::remove_file(&path));
+        // A concurrent probe may have removed the file.
+        let written = written.or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) });
+        written.map_err(|error| io_error("write", &path, &error))
     }
 
     fn directory(&self, container_id: &str) -> PathBuf {
@@ -220,9 +213,9 @@ impl Store {
     }
 
     fn replace<T: Serialize>(&self, path: &Path, record: &T) -> Result<(), Error> {
-        let text = format::print(record).map_err(|error| io_error("write", path, &error.into()))?;
-        let written = replace_file(path, &temporary_name(path), self.durability, |file| file.write_all(&text));
-        written.map_err(|error| io_error("write", path, &error))
+        let replace =
+            |text: Vec<u8>| replace_file(path, &temporary_name(path), self.durability, |file| file.write_all(&text));
+        format::print(record).and_then(replace).map_err(|error| io_error("write", path, &error))
     }
 
     fn read_with<T>(

@@ -155,7 +155,7 @@ pub(super) fn check_containers(pod: &Pod, place: &dyn Fn(&str) -> String) -> Res
     let count = pod.all_containers().count();
     if count > MAX_CONTAINERS {
         let place = place(&format!("pod {}", name_of(pod)));
-        at_most(MAX_CONTAINERS, "containers", place, count).map_err(Error::naming_pod)?;
+        at_most(MAX_CONTAINERS, "containers", place, count)?;
     }
     Ok(())
 }

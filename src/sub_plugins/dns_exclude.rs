@@ -162,7 +162,7 @@ impl ResolverList {
             let servers = ItemList { place, items: pod.dns_nameservers.clone() };
             let within = at_most(LIST_ITEMS, "items", &servers.place, servers.items.len());
             let addresses = within.and_then(|()| servers.distinct("IP addresses", |item| item.trim().parse().ok()));
-            return addresses.map_err(Error::naming_pod);
+            return addresses;
         }
         let fallback = [resolvers.cluster_dns, resolvers.previous].into_iter().find(|addresses| !addresses.is_empty());
         fallback.map(<[_]>::to_vec).ok_or_else(|| {
@@ -176,8 +176,7 @@ impl ResolverList {
                 self.place,
                 ResolverForm::ResolvConf
             );
-            let error = Error::new(Code::InvalidConfig, msg);
-            if context.facts.is_some() { error.naming_pod() } else { error }
+            Error::new(Code::InvalidConfig, msg)
         })
     }
 }

@@ -215,7 +215,7 @@ impl IdKind {
                 let msg = format!(
                     "{key} of container {container} of pod {pod}: invalid value {configured}; expected a number from 0 to 4294967294"
                 );
-                Error::new(Code::InvalidConfig, msg).naming_pod()
+                Error::new(Code::InvalidConfig, msg)
             })
         };
         configured.map(id).transpose()
@@ -311,7 +311,7 @@ impl FactLookup<'_> {
             let names: Vec<&str> = pod.all_containers().map(|c| c.name.as_str()).collect();
             let msg = format!("pod {} has no such container; it has {}", name_of(pod), names.join(", "));
             if self.ids.author == ListAuthor::Pod {
-                return Err(self.error(&msg).naming_pod());
+                return Err(self.error(&msg));
             }
             notes.push(self.note(&msg));
             return Ok(Vec::new());
@@ -319,7 +319,7 @@ impl FactLookup<'_> {
         let id = self.kind.of_container(pod, container)?.ok_or_else(|| {
             let (key, pod) = (self.kind.key(), name_of(pod));
             let what = format!("pod {pod} does not set {key} of this container; set its securityContext.{key}");
-            self.error(&what).naming_pod()
+            self.error(&what)
         })?;
         let keeps_running = |c: &&Container| c.restarts_always || !pod.is_init_container(&c.name);
         let is_application = |c: &&Container| keeps_running(c) && !ISTIO_CONTAINERS.contains(&c.name.as_str());
@@ -357,7 +357,7 @@ impl FactLookup<'_> {
                 name_of(pod)
             );
             if self.ids.author == ListAuthor::Pod {
-                return Err(self.error(&msg).naming_pod());
+                return Err(self.error(&msg));
             }
             notes.push(self.note(&msg));
             return Ok(Vec::new());

@@ -305,7 +305,7 @@ fn add_requested(
         let pod = |facts: &Facts| format!("pod {}", context::name_of(&facts.pod));
         let pod = context.facts.map_or_else(|| "the pod".to_owned(), pod);
         let place = format!("{pod}: exclusions of all sources, up to {source}");
-        return at_most(context::MAX_EXCLUSIONS, "exclusions", &place, total).map_err(Error::naming_pod);
+        return at_most(context::MAX_EXCLUSIONS, "exclusions", &place, total);
     }
     *count = total;
     let exclusions = requested.exclusions.into_iter().map(|exclusion| (exclusion, source.clone()));

@@ -82,7 +82,7 @@ macro_rules! settings {
             pub(super) fn of_annotations(pod: &Pod, requests: &mut Requests<'_>) -> Result<Self, Error> {
                 let keys = ($(annotated::<$type>(pod, &[$($($annotation),+)?], $parse),)+);
                 let ($($key,)+) = keys;
-                Ok(Self { $($key: requests.or_absent($key.map_err(Error::naming_pod))?,)+ })
+                Ok(Self { $($key: requests.or_absent($key)?,)+ })
             }
 
             fn read_container(proxy: &mut ProxyContainer<'_>) -> Result<Self, Error> {
@@ -270,7 +270,6 @@ pub fn setting_annotations(key: &str) -> &'static [&'static str] {
 /// Returns the destinations that the pod's annotation excludes. Its other annotations may be invalid.
 pub(super) fn excluded_ranges(pod: &Pod) -> Result<Option<Ranges>, Error> {
     annotated(pod, &[EXCLUDE_OUTBOUND_RANGES], |written, _| written.list(values::parse_ranges))
-        .map_err(Error::naming_pod)
 }
 
 /// Returns whether the pod's sidecar resolves DNS, whichever program redirects it there.

@@ -74,7 +74,7 @@ impl SettingSource {
     /// Returns an error about this source, whose message contains the source's place.
     pub(super) fn named_in(&self, error: Error) -> Error {
         match self {
-            Self::Pod(_) => error.naming_pod(),
+            Self::Pod(_) => error,
             Self::Configuration(_) => error.naming_network(),
             Self::Default | Self::Container(_) | Self::Argument(_) | Self::Namespace(_) => error,
         }

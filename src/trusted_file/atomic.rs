@@ -1,10 +1,13 @@
 //! Replaces files atomically: readers find the old or the new contents, never a part.
 
-use super::open::{create_directories, create_new, open_directory};
+use super::open::{create_directories, create_new, open_of_any_kind};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::Path;
+
+/// How often a file is written again because another process removed it or its directory meanwhile.
+const ATTEMPTS: usize = 100;
 
 /// What a crash of the node may leave of a file that was just replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,8 +16,6 @@ pub enum Durability {
     Volatile,
     /// The old or the new contents, but never no file.
     OldOrNew,
-    /// The new contents.
-    New,
 }
 
 /// Replaces the file at `path` with what `fill` writes, and creates missing directories.
@@ -31,36 +32,32 @@ pub fn replace_file(
     durability: Durability,
     fill: impl Fn(&mut File) -> io::Result<()>,
 ) -> io::Result<()> {
-    let temporary = path.with_file_name(temporary);
-    let is_new = durability == Durability::OldOrNew && !path.exists();
-    let replaced = loop {
-        let written = create_with_parents(&temporary).and_then(|mut file| {
-            fill(&mut file)?;
-            if durability == Durability::Volatile { Ok(()) } else { file.sync_all() }
-        });
-        if written.is_err() {
-            break written;
+    let (temporary, directory) = (path.with_file_name(temporary), path.parent().unwrap_or(Path::new("/")));
+    let is_durable = durability == Durability::OldOrNew;
+    let is_new = is_durable && !path.exists();
+    let replace = || {
+        let mut file = create_new(&temporary)?;
+        fill(&mut file)?;
+        if is_durable {
+            file.sync_all()?;
         }
-        match fs::rename(&temporary, path) {
-            // Another process removed the directory, or the file as a leftover of a killed process.
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            renamed => break renamed,
-        }
+        drop(file);
+        fs::rename(&temporary, path)?;
+        if is_new { sync_directory(directory) } else { Ok(()) }
     };
+    let mut replaced = replace();
+    for _ in 0..ATTEMPTS {
+        // Another process removes empty directories, and the files of killed processes.
+        if !matches!(&replaced, Err(error) if error.kind() == ErrorKind::NotFound) {
+            break;
+        }
+        create_directories(directory)?;
+        replaced = replace();
+    }
     if replaced.is_err() {
         let _ = fs::remove_file(&temporary);
     }
-    replaced?;
-    let directory = path.parent().unwrap_or(Path::new("/"));
-    match durability {
-        Durability::New => sync_directory(directory),
-        Durability::OldOrNew if is_new => match sync_directory(directory) {
-            // Another process removed the file together with its directory.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            synced => synced,
-        },
-        Durability::OldOrNew | Durability::Volatile => Ok(()),
-    }
+    replaced
 }
 
 /// Replaces the contents of the existing file at `path` atomically, through a new file of this name in the same
@@ -79,25 +76,10 @@ pub fn exchange_file(path: &Path, temporary: &str, fill: impl Fn(&mut File) -> i
     exchanged
 }
 
-/// Creates the file at `path` as [`create_new`] does, and the directories that contain it.
-///
-/// # Errors
-/// The file or a directory can't be created.
-pub fn create_with_parents(path: &Path) -> io::Result<File> {
-    let Some(directory) = path.parent() else { return Err(ErrorKind::InvalidInput.into()) };
-    // Another process may remove the directory just after it was created.
-    loop {
-        match create_new(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => create_directories(directory)?,
-            created => return created,
-        }
-    }
-}
-
 /// Flushes a directory to the disk, so that new names and removals in it survive a crash (fsync(2)).
 ///
 /// # Errors
 /// The directory can't be opened or flushed.
 pub fn sync_directory(directory: &Path) -> io::Result<()> {
-    open_directory(directory)?.sync_all()
+    open_of_any_kind(directory)?.sync_all()
 }

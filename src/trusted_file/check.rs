@@ -67,19 +67,11 @@ impl FileError {
 /// A part of the path is not trusted, or its metadata can't be read.
 pub fn check(path: &Path) -> Result<PathBuf, FileError> {
     let root = Path::new("/");
-    verify_parent(root, &fs::symlink_metadata(root)?)?;
+    verify(root, &fs::symlink_metadata(root)?, false)?;
     links::resolve(root, &std::path::absolute(path)?, |part, is_last| {
         let metadata = fs::symlink_metadata(part)?;
-        if metadata.is_symlink() {
-            verify_owner(part, &metadata)?;
-            return Ok(Some(fs::read_link(part)?));
-        }
-        if is_last {
-            verify(part, &metadata)?
-        } else {
-            verify_parent(part, &metadata)?
-        }
-        Ok(None)
+        verify(part, &metadata, is_last)?;
+        Ok(if metadata.is_symlink() { Some(fs::read_link(part)?) } else { None })
     })
 }
 
@@ -89,22 +81,19 @@ pub fn is_trusted(uid: u32) -> bool {
     uid == 0 || uid == geteuid().as_raw()
 }
 
-/// Checks that only trusted users can write to the file or directory.
-pub(super) fn verify(path: &Path, metadata: &Metadata) -> Result<(), FileError> {
-    verify_owner(path, metadata)?;
-    let mode = metadata.mode() & 0o7777;
+/// Checks that only trusted users can write to the file or directory. In a sticky directory on the way to it, others can
+/// replace only their own entries; a symbolic link has no mode.
+pub(super) fn verify(path: &Path, metadata: &Metadata, is_last: bool) -> Result<(), FileError> {
+    let (uid, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+    if !is_trusted(uid) {
+        return Err(FileError::Owner { path: path.to_owned(), uid });
+    }
+    if metadata.is_symlink() || (!is_last && mode & STICKY != 0) {
+        return Ok(());
+    }
     let group_writable = mode & GROUP_WRITABLE != 0 && (metadata.gid() != 0 || has_acl(path));
     let writable = mode & OTHER_WRITABLE != 0 || group_writable;
     if writable { Err(FileError::Writable { path: path.to_owned(), mode }) } else { Ok(()) }
-}
-
-fn verify_parent(path: &Path, metadata: &Metadata) -> Result<(), FileError> {
-    if metadata.mode() & STICKY != 0 { verify_owner(path, metadata) } else { verify(path, metadata) }
-}
-
-fn verify_owner(path: &Path, metadata: &Metadata) -> Result<(), FileError> {
-    let uid = metadata.uid();
-    if is_trusted(uid) { Ok(()) } else { Err(FileError::Owner { path: path.to_owned(), uid }) }
 }
 
 /// Returns whether the file has an access control list. The group permission bits are then the maximum that

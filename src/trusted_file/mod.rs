@@ -4,12 +4,12 @@
 //! |---|---|
 //! | [`read`], [`read_text`], [`follow`] | a file whose contents are checked by the caller: a regular file of limited size, opened without blocking; also files of proc(5) |
 //! | [`open()`], [`read_nofollow`] | the same for paths that must not end in a symbolic link: state, and paths that [`crate::host_path`] has resolved |
-//! | [`open_of_any_kind`] | a namespace, whose kind the caller checks |
+//! | [`open_of_any_kind`] | a directory, or a namespace, whose kind the caller checks |
 //! | [`read_trusted`] | a file that decides what root does: credentials, configuration |
 //! | [`check()`] | a path that root executes or uses: only trusted users can change it |
 //! | [`create_new`], [`append_below`] | a file that is written: never through a link that another user made |
 //! | [`replace_file`] | a file that is replaced as a whole |
-//! | [`open_lock`], [`open_directory`], [`create_directories`], [`names_in`] | a file that is locked; a directory that is opened, created or listed |
+//! | [`create_directories`], [`names_in`] | a directory that is created or listed |
 //! | [`FileId`] | whether two paths or open files are the same file |
 //!
 //! A trusted user is root or the user of this process. Group root counts as root, as in sudo's
@@ -19,11 +19,11 @@ mod atomic;
 mod check;
 mod open;
 
-pub use atomic::{Durability, create_with_parents, exchange_file, replace_file, sync_directory};
+pub use atomic::{Durability, exchange_file, replace_file, sync_directory};
 pub use check::{FileError, check, is_trusted};
 pub use open::{
-    FileId, append_below, create_directories, create_new, follow, names_in, open, open_directory, open_lock,
-    open_of_any_kind, read, read_nofollow, read_text, read_trusted,
+    FileId, append_below, create_directories, create_new, follow, names_in, open, open_of_any_kind, read,
+    read_nofollow, read_text, read_trusted,
 };
 
 #[cfg(test)]

@@ -2,15 +2,13 @@
 #![allow(clippy::disallowed_methods, reason = "the only file that opens files")]
 
 use super::check::{FileError, check, is_trusted, verify};
-use rustix::fs::{CWD, Mode, OFlags, RawDir, openat};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::{Errno, retry_on_intr};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder, File, Metadata, Permissions};
+use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{self, ErrorKind, Read};
-use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
-use std::path::{Component, Path};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::path::Path;
 
 /// Identifies a file independently of the path or descriptor that leads to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,17 +51,17 @@ pub fn follow(path: &Path) -> io::Result<File> {
     open_regular(path, OFlags::RDONLY).map(|(file, _)| file)
 }
 
-/// Opens the file at `path` for reading, whatever its kind; follows symbolic links. It does not wait for the other end
-/// of a FIFO.
+/// Opens the file or directory at `path` for reading, whatever its kind; follows symbolic links. It does not wait for
+/// the other end of a FIFO.
 ///
 /// # Errors
 /// The file can't be opened.
 pub fn open_of_any_kind(path: &Path) -> io::Result<File> {
-    Ok(open_any(CWD, path, OFlags::RDONLY | NON_BLOCKING, Mode::empty())?)
+    Ok(open_any(path, OFlags::RDONLY | NON_BLOCKING)?)
 }
 
 fn open_regular(path: &Path, flags: OFlags) -> io::Result<(File, Metadata)> {
-    match open_any(CWD, path, flags | NON_BLOCKING, OWNER_ONLY) {
+    match open_any(path, flags | NON_BLOCKING) {
         Err(Errno::LOOP) if flags.contains(OFlags::NOFOLLOW) && path.is_symlink() => {
             Err(not_regular("a symbolic link"))
         }
@@ -72,8 +70,8 @@ fn open_regular(path: &Path, flags: OFlags) -> io::Result<(File, Metadata)> {
 }
 
 /// Opens a file that may be of any kind. `std` makes a second system call in static builds, because musl does.
-fn open_any(directory: impl AsFd, path: &Path, flags: OFlags, mode: Mode) -> Result<File, Errno> {
-    retry_on_intr(|| openat(&directory, path, flags | OFlags::CLOEXEC, mode)).map(File::from)
+fn open_any(path: &Path, flags: OFlags) -> Result<File, Errno> {
+    retry_on_intr(|| openat(CWD, path, flags | OFlags::CLOEXEC, OWNER_ONLY)).map(File::from)
 }
 
 /// Reads the regular file at `path`, of at most `limit` bytes; follows symbolic links.
@@ -81,8 +79,7 @@ fn open_any(directory: impl AsFd, path: &Path, flags: OFlags, mode: Mode) -> Res
 /// # Errors
 /// The file can't be read, is not a regular file, or is larger.
 pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let (file, metadata) = open_regular(path, OFlags::RDONLY)?;
-    read_up_to(&file, &metadata, limit)
+    contents(open_regular(path, OFlags::RDONLY)?, limit)
 }
 
 /// Reads a text file as [`read`] does.
@@ -90,7 +87,7 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 /// # Errors
 /// As [`read`]; [`ErrorKind::InvalidData`] if it is not UTF-8.
 pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
-    text(read(path, limit)?)
+    String::from_utf8(read(path, limit)?).map_err(|_| io::Error::new(ErrorKind::InvalidData, "expected UTF-8"))
 }
 
 /// Reads the regular file at `path`, of at most `limit` bytes, unless its last part is a symbolic link.
@@ -98,8 +95,7 @@ pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
 /// # Errors
 /// As [`open`]; the file is larger.
 pub fn read_nofollow(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let (file, metadata) = open_regular(path, OFlags::RDONLY | OFlags::NOFOLLOW)?;
-    read_up_to(&file, &metadata, limit)
+    contents(open_regular(path, OFlags::RDONLY | OFlags::NOFOLLOW)?, limit)
 }
 
 /// Reads the file at `path`, of at most `limit` bytes, if only trusted users can change it or the path
@@ -110,8 +106,8 @@ pub fn read_nofollow(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 pub fn read_trusted(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
     let (file, metadata) = open_regular(&check(path)?, OFlags::RDONLY | OFlags::NOFOLLOW)?;
     // A trusted user may have changed the path meanwhile, so check the file that is read.
-    verify(path, &metadata)?;
-    Ok(read_up_to(&file, &metadata, limit)?)
+    verify(path, &metadata, true)?;
+    Ok(contents((file, metadata), limit)?)
 }
 
 /// Creates the file at `path` for writing, readable for its owner only. An existing file, link or FIFO is removed
@@ -121,7 +117,7 @@ pub fn read_trusted(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
 /// The file can't be created; the path is a directory, or another process created it again.
 pub fn create_new(path: &Path) -> io::Result<File> {
     // O_EXCL follows no symbolic link (open(2)).
-    let create = || open_any(CWD, path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, OWNER_ONLY);
+    let create = || open_any(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL);
     match create() {
         Err(Errno::EXIST) => {
             fs::remove_file(path)?;
@@ -131,52 +127,29 @@ pub fn create_new(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Opens the file at `path` to lock it (flock(2)); creates it if it is missing. Makes it accessible for its owner
-/// only, since a user who can open a file can also hold its lock.
-///
-/// # Errors
-/// As [`open`].
-pub fn open_lock(path: &Path) -> io::Result<File> {
-    // Opening an existing file for writing would wake processes that watch the directory.
-    let (file, metadata) = match open_regular(path, OFlags::RDONLY | OFlags::NOFOLLOW) {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            open_regular(path, OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW)?
-        }
-        opened => opened?,
-    };
-    if metadata.mode() & 0o077 != 0 {
-        file.set_permissions(Permissions::from_mode(0o600))?;
-    }
-    Ok(file)
-}
-
 /// Opens the file at `path`, which is below `directory`, for appending; creates it if it is missing.
 ///
 /// It follows no symbolic link below `directory`, so that a user who can write to a directory on the path cannot
 /// redirect the writer (`/var/log` belongs to group syslog on some systems).
 ///
 /// # Errors
-/// `path` is not below `directory` or contains `..`; the file can't be opened; it is not a regular file, belongs to
-/// an untrusted user, or has a second name (hard link).
+/// `path` is not below `directory`; the file can't be opened, or the kernel is older than 5.6; it is not a regular file,
+/// belongs to an untrusted user, or has a second name (hard link).
 pub fn append_below(directory: &Path, path: &Path) -> io::Result<File> {
-    let refused = || io::Error::new(ErrorKind::InvalidInput, format!("expected a path below {}", directory.display()));
-    let mut names = path.strip_prefix(directory).map_err(|_| refused())?.components().peekable();
-    let mut parent = open_directory(directory)?;
-    while let Some(Component::Normal(name)) = names.next() {
-        let last = names.peek().is_none();
-        let flags = match last {
-            true => OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE,
-            false => OFlags::RDONLY | OFlags::DIRECTORY,
-        };
-        let mode = OWNER_ONLY | Mode::RGRP;
-        let file = open_any(&parent, Path::new(name), flags | NON_BLOCKING | OFlags::NOFOLLOW, mode)
-            .map_err(|errno| if errno == Errno::LOOP { not_regular("a symbolic link") } else { errno.into() })?;
-        if last {
-            return verify_not_shared(regular(file)?);
-        }
-        parent = file;
+    let refused = |_| io::Error::new(ErrorKind::InvalidInput, format!("expected a path below {}", directory.display()));
+    let (directory, path) = (open_of_any_kind(directory)?, path.strip_prefix(directory).map_err(refused)?);
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC | NON_BLOCKING;
+    let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let opened = retry_on_intr(|| openat2(&directory, path, flags, OWNER_ONLY | Mode::RGRP, within));
+    let opened =
+        opened.map_err(|errno| if errno == Errno::LOOP { not_regular("a symbolic link") } else { errno.into() })?;
+    let (file, metadata) = regular(opened.into())?;
+    let denied = |reason: String| Err(io::Error::new(ErrorKind::PermissionDenied, reason));
+    match (metadata.uid(), metadata.nlink()) {
+        (uid, _) if !is_trusted(uid) => denied(format!("owned by UID {uid}; expected root; remove the file first")),
+        (_, 0 | 1) => Ok(file),
+        (_, names) => denied(format!("expected one name, got {names} (hard links); remove the file first")),
     }
-    Err(refused())
 }
 
 /// Creates the directory at `path` and its missing parents, writable for this process's user only. It does not
@@ -188,52 +161,21 @@ pub fn create_directories(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o755).create(path)
 }
 
-/// Opens the directory at `path`; follows symbolic links.
-///
-/// # Errors
-/// The directory can't be opened.
-pub fn open_directory(path: &Path) -> io::Result<File> {
-    Ok(open_any(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?)
-}
-
 /// Returns the names in the directory at `path` that are UTF-8, sorted.
 ///
 /// # Errors
 /// The directory can't be opened or read. One unreadable entry fails the call, since the list would be incomplete
 /// without it.
 pub fn names_in(path: &Path) -> io::Result<Vec<String>> {
-    let directory = open_directory(path)?;
-    // On the stack: `std` allocates the buffer with musl's allocator, which needs system calls for it.
-    let mut buffer = [MaybeUninit::uninit(); 2048];
-    let (mut entries, mut names) = (RawDir::new(&directory, &mut buffer), Vec::new());
-    while let Some(entry) = entries.next() {
-        let name = entry?.file_name().to_str().map(str::to_owned);
-        names.extend(name.ok().filter(|name| name != "." && name != ".."));
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path)? {
+        names.extend(entry?.file_name().into_string());
     }
     names.sort();
     Ok(names)
 }
 
-/// Returns `file` if a trusted user owns it and it has no second name.
-fn verify_not_shared((file, metadata): (File, Metadata)) -> io::Result<File> {
-    if !is_trusted(metadata.uid()) {
-        return Err(denied(format!("owned by UID {}; expected root; remove the file first", metadata.uid())));
-    }
-    match metadata.nlink() {
-        0 | 1 => Ok(file),
-        names => Err(denied(format!("expected one name, got {names} (hard links); remove the file first"))),
-    }
-}
-
-fn denied(reason: String) -> io::Error {
-    io::Error::new(ErrorKind::PermissionDenied, reason)
-}
-
-fn text(contents: Vec<u8>) -> io::Result<String> {
-    String::from_utf8(contents).map_err(|_| io::Error::new(ErrorKind::InvalidData, "expected UTF-8"))
-}
-
-fn read_up_to(file: &File, metadata: &Metadata, limit: u64) -> io::Result<Vec<u8>> {
+fn contents((file, metadata): (File, Metadata), limit: u64) -> io::Result<Vec<u8>> {
     // Files of proc(5) report size 0.
     let expected = metadata.len().min(limit) + 1;
     let mut contents = Vec::with_capacity(usize::try_from(expected).unwrap_or_default());
@@ -246,18 +188,12 @@ fn read_up_to(file: &File, metadata: &Metadata, limit: u64) -> io::Result<Vec<u8
 
 fn regular(file: File) -> io::Result<(File, Metadata)> {
     let metadata = file.metadata()?;
-    let kind = metadata.file_type();
-    Err(not_regular(if kind.is_file() {
-        return Ok((file, metadata));
-    } else if kind.is_dir() {
-        "a directory"
-    } else if kind.is_fifo() {
-        "a FIFO"
-    } else if kind.is_socket() {
-        "a socket"
-    } else {
-        "a device"
-    }))
+    match metadata.file_type() {
+        kind if kind.is_file() => Ok((file, metadata)),
+        kind if kind.is_dir() => Err(not_regular("a directory")),
+        kind if kind.is_fifo() => Err(not_regular("a FIFO")),
+        _ => Err(not_regular("a device")),
+    }
 }
 
 fn not_regular(kind: &str) -> io::Error {

@@ -62,7 +62,7 @@ fn a_pod_with_another_uid_is_not_found() {
     is_found("uid", &[("a.yaml", &with("uid-0")), ("b.yaml", &with("uid-1")), ("c.yaml", NAMESPACE)]);
     let error = read("uid-wrong", &[("a.yaml", &with("uid-0")), ("c.yaml", NAMESPACE)]).expect_err("another UID");
     assert_eq!(error.code, Code::PodUnknown);
-    for part in ["uid-0", "uid-1", "a.yaml"] {
+    for part in ["uid-0", "uid-1", "uid-wrong"] {
         assert!(error.msg.contains(part), "{part}: {error}");
     }
 }

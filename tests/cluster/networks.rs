@@ -13,8 +13,6 @@ use std::path::{Path, PathBuf};
 #[derive(Default)]
 struct Fake {
     definitions: Vec<Definition>,
-    /// Whether namespaces may be listed.
-    lists: bool,
     failure: Option<Error>,
     requests: RefCell<Vec<DefinitionQuery>>,
     events: RefCell<Vec<Event>>,
@@ -27,7 +25,7 @@ impl Fake {
             config: (*config).to_owned(),
             ..Definition::default()
         };
-        Self { definitions: definitions.iter().map(definition).collect(), lists: true, ..Self::default() }
+        Self { definitions: definitions.iter().map(definition).collect(), ..Self::default() }
     }
 
     fn requested(&self) -> Vec<String> {
@@ -44,11 +42,6 @@ impl Definitions for Fake {
             None => Lookup::Missing(format!("looked for {}", query.object)),
         };
         self.failure.clone().map_or_else(|| Ok(wanted.iter().map(look_up).collect()), Err)
-    }
-
-    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
-        let named = self.definitions.iter().filter(|definition| definition.object.name == name);
-        self.lists.then(|| named.map(|definition| definition.object.namespace.clone()).collect())
     }
 }
 
@@ -178,13 +171,13 @@ fn a_pod_can_select_another_default_network() {
 
 #[test]
 fn a_missing_definition_is_an_error_with_a_hint_and_an_event() {
-    let mut cluster =
+    let cluster =
         Fake::with(&[("default", "istio-cni", BRIDGE), ("infra", "istio-cni", BRIDGE), ("shop", "a", BRIDGE)]);
     let pod = pod("a, istio-cni", None);
     let error = resolve(&delegate(), Some(&cluster), Some(&pod), "eth0", Some(&cluster)).expect_err("missing");
     let place = r#"annotation "k8s.v1.cni.cncf.io/networks" of pod shop/web-0: element 2 at character 4"#;
     let missing = format!("{place}: NetworkAttachmentDefinition \"istio-cni\" not found in namespace \"shop\"");
-    let hint = "; namespaces with a definition of that name: default, infra; write NAMESPACE/istio-cni";
+    let hint = "; create it, or write NAMESPACE/istio-cni for one of another namespace";
     let wanted = Error::new(Code::InvalidConfig, format!("{missing}{hint}")).with_details("looked for shop/istio-cni");
     assert_eq!(error, wanted);
     let events = cluster.events.take();
@@ -192,14 +185,6 @@ fn a_missing_definition_is_an_error_with_a_hint_and_an_event() {
     let message =
         "cannot find a network-attachment-definition (istio-cni) in namespace (shop): looked for shop/istio-cni";
     assert_eq!(events[0].message, message);
-
-    cluster.lists = false;
-    assert_eq!(resolve(&delegate(), Some(&cluster), Some(&pod), "eth0", None).expect_err("missing").msg, missing);
-    let error = resolve(&delegate(), Some(&Fake::with(&[])), Some(&pod), "eth0", None).expect_err("missing");
-    assert!(
-        error.msg.contains("\"a\"") && error.msg.ends_with("; no namespace has a definition of that name"),
-        "{error}"
-    );
 }
 
 #[test]

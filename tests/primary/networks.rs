@@ -84,7 +84,7 @@ fn errors_are_detected_before_anything_runs() {
     node.definition("shop", "gone", &json!({"type": "not-installed"}));
     node.definition("shop", "broken", &json!({"type": "../a"}));
     for (networks, more, wanted) in [
-        ("one", json!({}), "namespaces with a definition of that name: other; write NAMESPACE/one"),
+        ("one", json!({}), "create it, or write NAMESPACE/one for one of another namespace"),
         ("other/one@eth0", json!({}), "interface name \"eth0\" (as requested) is already"),
         ("a,,b", json!({}), "element 2 at character 3"),
         ("other/one", json!({"namespaceIsolation": true}), "namespaceIsolation"),

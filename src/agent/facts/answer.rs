@@ -65,7 +65,6 @@ impl Answers {
             RequestKind::Definitions { wanted } => {
                 self.definitions(wanted, deadline).await.map(|found| AgentAnswer::Definitions { found })
             }
-            RequestKind::NamespacesWithDefinition { name } => self.namespaces_with_definition(name, deadline).await,
             RequestKind::Report { pod, status, events } => self.report(pod, status, events, deadline).await,
             RequestKind::Probe => self.probe(deadline).await,
             RequestKind::Containers { container } => Ok(AgentAnswer::Containers(self.containers(container).await)),
@@ -190,17 +189,6 @@ impl Answers {
         let fallback = queries.iter().map(cached).collect::<Option<Vec<_>>>();
         self.count_fallback(cache, "unknown-definition");
         self.ask_or(fallback, deadline, async |api| api.find_definitions(&queries).await).await
-    }
-
-    async fn namespaces_with_definition(&self, name: String, deadline: Instant) -> Result<AgentAnswer, Error> {
-        let cache = self.facts.definitions();
-        let names = if cache.is_synced() {
-            cache.names().into_iter().filter(|object| object.name == name).map(|object| object.namespace).collect()
-        } else {
-            self.count_fallback(cache, "unknown-definition");
-            self.ask(deadline, async |api| api.find_namespaces_with_definition(&name).await).await?
-        };
-        Ok(AgentAnswer::Namespaces { names })
     }
 
     async fn report(

@@ -184,6 +184,7 @@ impl<T: WatchedKind> Cache<T> {
     }
 
     /// Returns the names of all objects, sorted.
+    #[cfg(test)]
     pub(super) fn names(&self) -> Vec<ObjectRef> {
         self.state().objects.by_name.keys().cloned().collect()
     }

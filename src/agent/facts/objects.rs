@@ -31,6 +31,13 @@ pub struct ObservedPod {
     pub incomplete: bool,
 }
 
+impl ObservedPod {
+    /// Returns `NAMESPACE/NAME`.
+    pub(in crate::agent) fn full_name(&self) -> String {
+        format!("{}/{}", self.pod.namespace, self.pod.name)
+    }
+}
+
 /// How an init container ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EndedContainer {

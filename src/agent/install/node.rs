@@ -355,7 +355,7 @@ impl NodeFiles {
         }
         let path = record_path();
         let write = || {
-            let text = format::print(record).map_err(io::Error::from)?;
+            let text = format::print(record)?;
             replace(&self.root.reach_entry(&path)?, 0o600, false, |file| file.write_all(&text))
         };
         write().map_err(|error| InstallError::file("write", &path, &error))
@@ -390,13 +390,14 @@ impl NodeFiles {
 fn replace(path: &Path, mode: u32, keeps_owner: bool, fill: impl Fn(&mut File) -> io::Result<()>) -> io::Result<()> {
     let replaced = keeps_owner.then(|| fs::symlink_metadata(path).ok()).flatten();
     let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-    replace_file(path, &temporary_name(&name), Durability::New, |file| {
+    replace_file(path, &temporary_name(&name), Durability::OldOrNew, |file| {
         fill(file)?;
         if let Some(replaced) = &replaced {
             fchown(&*file, Some(replaced.uid()), Some(replaced.gid()))?;
         }
         file.set_permissions(Permissions::from_mode(mode))
-    })
+    })?;
+    sync_directory(path.parent().unwrap_or(Path::new("/")))
 }
 
 /// Returns the temporary file from which a file is renamed. It is left if its writer was killed. Runtimes load it neither as

@@ -1,7 +1,6 @@
 //! The reconciler of the node's running pods. It repeats the ADD of each pod when its inputs change and at intervals, and
-//! repairs pods with a sidecar for which the plugin was not called.
+//! gives pods with a sidecar for which the plugin was not called their rules.
 
-mod limits;
 mod pass;
 mod pod_state;
 mod reconciler;
@@ -10,11 +9,8 @@ mod run;
 mod settings;
 mod suspicion;
 mod texts;
-mod tracked_pod;
 
 pub(super) use pod_state::Finding;
-pub use reconciler::{FinishedJob, Job, ObservedNode, PodReconciler};
-pub use repair::{RepairOutcome, RepairResult};
+pub use reconciler::{ObservedNode, PodReconciler};
 pub(super) use run::PodSignals;
 pub use settings::{PodSettings, RepairMode};
-pub use suspicion::Cause;

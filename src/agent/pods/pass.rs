@@ -1,204 +1,177 @@
-//! A pass over one pod: repeats its ADD, or repairs it if the plugin was not called for it.
+//! A pass over one pod: repeats its ADD, or calls the first one if the plugin was not called for it.
 
-use super::pod_state::{Finding, NetnsLocation, PodState};
-use super::repair::{RepairCase, RepairOutcome, RepairResult, confirm};
+use super::pod_state::{Finding, PodState};
+use super::repair::{LOCK_TIMEOUT, add, check_deletable, older_connections};
 use super::settings::{RepairMode, Tools};
 use super::suspicion::{Cause, Suspicion, diagnose, is_called, suspect};
 use super::texts;
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::Installed;
-use crate::cluster::{DefinitionQuery, Definitions, Event, Lookup, ObjectRef};
+use crate::cluster::Event;
 use crate::cni::{Code, Error, NetConf};
 use crate::firewall::Rejected;
-use crate::netns::find::{self, FoundNetns};
+use crate::netns::find::FoundNetns;
 use crate::plugin::running::{self, ContainerStatus, Repeated, RepeatedAdd, Sandbox};
 use crate::pod::{Facts, Namespace};
 use crate::sub_plugins::enrolled_by;
-use std::collections::BTreeMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The interval of passes over each pod, in addition to when it changes. See [`Pass::interval`].
-const INTERVAL: Duration = Duration::from_secs(60);
+pub(super) const INTERVAL: Duration = Duration::from_secs(60);
 /// How long a pod must be without rules before it is repaired: a runtime may be setting it up.
 const GRACE: Duration = Duration::from_secs(3);
 /// How long a pod must be without rules before it is deleted. The runtime may be creating a new sandbox with
 /// the same address, while an ADD that runs before the plugin's takes long.
 const GRACE_BEFORE_DELETION: Duration = Duration::from_secs(30);
-/// How long a check waits for the lock of a network namespace: a process in there can hold it.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// The timeout for a definition that a pod without rules selects.
-const DEFINITION_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// What the checks that begin together share.
-pub(super) struct SharedLookups {
-    /// The time for the pods, and the clock at that time.
-    began: (Instant, Instant),
-    /// The node's network namespaces, read once for all pods.
-    netns_snapshot: Mutex<Option<find::NodeSnapshot>>,
-    /// The definitions that pods without rules select, looked up once; `None` if the API server does not return it.
-    definitions: Mutex<BTreeMap<ObjectRef, Option<Lookup>>>,
-}
-
-impl SharedLookups {
-    pub(super) fn new(now: Instant) -> Self {
-        Self { began: (now, Instant::now()), netns_snapshot: Mutex::default(), definitions: Mutex::default() }
-    }
-
-    fn now(&self) -> Instant {
-        self.began.0 + self.began.1.elapsed()
-    }
-}
+/// How long the validation of a pod with the desired rules may have failed before it is reported. The kubelet restarts the
+/// init container after five minutes at the latest (`pkg/kubelet/kubelet.go`, `MaxContainerBackOff`).
+const VALIDATION_GRACE: Duration = Duration::from_secs(600);
+/// How long a pod must be outside the ambient mesh before it is reported: Istio enrolls it after its start.
+const ENROLLMENT_GRACE: Duration = Duration::from_secs(60);
 
 /// A pass over one pod.
-pub(super) struct Pass {
-    pub(super) tools: Arc<Tools>,
-    pub(super) installed: Arc<Vec<Installed>>,
-    pub(super) lookups: Arc<SharedLookups>,
-    pub(super) observed: Arc<ObservedPod>,
-    pub(super) namespace: Option<Arc<Namespace>>,
+pub(super) struct Pass<'a> {
+    pub(super) tools: &'a Tools,
+    pub(super) installed: &'a [Installed],
+    /// The time for the pod, and the clock at that time.
+    pub(super) began: (Instant, Instant),
+    pub(super) observed: &'a ObservedPod,
+    pub(super) namespace: Option<&'a Arc<Namespace>>,
     /// Whether the observed state of pods and namespaces is current.
     pub(super) is_current: bool,
     /// The pod's sandbox, if it has saved state.
-    pub(super) sandbox: Option<Sandbox>,
+    pub(super) sandbox: Option<&'a Sandbox>,
 }
 
-impl Pass {
-    /// Repeats the pod's ADD, repairs the pod if needed, and checks whether it is in the ambient mesh. Returns the result of
-    /// a repair.
-    pub(super) fn run(&self, state: &mut PodState) -> Option<RepairResult> {
-        let result = self.check_rules(state);
-        self.check_ambient(state);
-        result
+/// Why a pass failed.
+struct Failure {
+    error: Error,
+    /// Why the pod needed a repair, if that failed.
+    repair: Option<Cause>,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { error, repair: None }
+    }
+}
+
+impl Pass<'_> {
+    /// Gives the pod the rules that an ADD would give it now, and checks whether it is in the ambient mesh.
+    pub(super) fn run(&self, state: &mut PodState) {
+        state.begin(self.now());
+        if self.observed.has_ended {
+            return state.rest();
+        }
+        let suspected = suspect(self.installed, self.observed, self.namespace.map(|namespace| &**namespace));
+        let checked = match (self.sandbox, suspected) {
+            (Some(sandbox), suspected) => {
+                let repair = suspected.and_then(|(_, suspicion)| diagnose(suspicion, None));
+                let repeated = self.repeat(sandbox, (suspected.is_some(), repair), state);
+                repeated.map(Some).map_err(|error| Failure { error, repair })
+            }
+            (None, Some((installed, suspicion))) => self.repair(installed, suspicion, state).map(|()| None),
+            (None, None) => {
+                state.rest();
+                Ok(None)
+            }
+        };
+        match checked.and_then(|netns| Ok(self.check_ambient(netns, state)?)) {
+            Ok(()) => state.succeed(),
+            Err(failure) => self.fail(failure, state),
+        }
     }
 
-    /// Reports a pod that is enrolled in the ambient mesh and outside of it. What is missing is Istio's, so nothing is
-    /// repaired.
-    fn check_ambient(&self, state: &mut PodState) {
-        let ObservedPod { pod, addresses, has_ended, is_deleting, .. } = &*self.observed;
-        let is_enrolled = enrolled_by(pod, self.namespace.as_deref()).is_some();
-        if !is_enrolled || *has_ended || *is_deleting || addresses.is_empty() {
-            state.outside_since = None;
+    fn fail(&self, Failure { error, repair }: Failure, state: &mut PodState) {
+        let (Tools { settings, metrics, .. }, now) = (self.tools, self.now());
+        let lasts = state.fail(&error, &self.observed.full_name(), now);
+        if let Some(cause) = repair.filter(|_| settings.repair != RepairMode::Off) {
+            metrics.repair(settings.repair.name(), "failed");
+            state.report_hourly(texts::repair_failed(cause, &error.to_string()), now);
             return;
         }
-        let found = self.locate(state).and_then(|location| {
-            let Some(location) = location else { return Ok(None) };
-            running::lacks_of_ambient(&location.netns, LOCK_TIMEOUT)
-        });
-        let now = self.lookups.now();
-        match found {
-            Ok(lacking) => {
-                if state.record_outside(lacking.clone(), self.interval(), now)
-                    && let Some(lacking) = lacking
-                {
-                    let event = texts::outside_mesh(&lacking);
-                    tracing::warn!(pod = name(&self.observed), "{}", event.message);
-                    self.report(event);
-                }
-            }
-            Err(error) => {
-                tracing::debug!(pod = name(&self.observed), "not checked whether it is in the ambient mesh: {error}");
-                state.wake(Some(now + self.interval()));
-            }
+        metrics.look_failure(error.code.name());
+        if self.sandbox.is_some() {
+            metrics.policy_change("failed");
+        }
+        if lasts {
+            state.report_hourly(texts::failed(&error), now);
         }
     }
 
-    fn check_rules(&self, state: &mut PodState) -> Option<RepairResult> {
-        let observed = &self.observed;
-        state.begin(self.lookups.now());
-        let suspected = suspect(&self.installed, observed, self.namespace.as_deref());
-        match (&self.sandbox, suspected) {
-            _ if observed.has_ended => state.rest(),
-            (Some(sandbox), suspected) => {
-                let restored = self.repeat(sandbox, suspected.is_some(), state);
-                // After a repair, the kubelet repeats the validation.
-                let failed = suspected.filter(|(_, suspicion)| suspicion.validation_failed && restored.is_none());
-                return failed
-                    .and_then(|(installed, suspicion)| self.examine(installed, suspicion, state))
-                    .or(restored);
-            }
-            (None, Some((installed, suspicion))) => return self.examine(installed, suspicion, state),
-            (None, None) => state.rest(),
-        }
-        None
-    }
-
-    /// Repeats the ADD of a pod with saved state. Returns the result if this restored rules.
-    fn repeat(&self, sandbox: &Sandbox, is_meshed: bool, state: &mut PodState) -> Option<RepairResult> {
-        let (observed, settings, metrics) = (&self.observed, &self.tools.settings, &self.tools.metrics);
+    /// Repeats the ADD of a pod with saved state. `repair` is set if its validation has failed. Returns its network namespace.
+    fn repeat(
+        &self,
+        sandbox: &Sandbox,
+        (is_meshed, repair): (bool, Option<Cause>),
+        state: &mut PodState,
+    ) -> Result<PathBuf, Error> {
+        let Tools { settings, metrics, .. } = self.tools;
         let is_known = state.container_id.as_ref() == Some(&sandbox.container_id);
         // The facts of a new sandbox's ADD may be newer than those that a watch observed which is not current.
         let evaluates = settings.live_policy && (self.is_current || is_known && self.namespace.is_some());
-        let namespace = self.namespace.as_deref().cloned();
-        let namespace =
-            namespace.unwrap_or_else(|| Namespace { name: observed.pod.namespace.clone(), ..Namespace::default() });
-        let facts = Facts { pod: observed.pod.clone(), namespace: Some(namespace) };
-        let installed: Vec<&NetConf> = self.installed.iter().map(|installed| &installed.conf).collect();
-        let add = RepeatedAdd {
-            root: self.tools.node.root(),
-            facts: evaluates.then_some(&facts),
-            installed: &installed,
-            restores: settings.repair != RepairMode::Off && state.may_check(self.lookups.now()),
-            found: None,
-        };
-        let run = |add: &RepeatedAdd<'_>| {
-            let _turn = self.tools.sandbox.lock().unwrap_or_else(PoisonError::into_inner);
-            add.run(&sandbox.container_id)
-        };
-        let mut repeated = run(&add);
-        // The runtime's path can be one below /proc, which does not lead to it from here.
-        if repeated.as_ref().is_err_and(|error| error.code == Code::InvalidNetns)
-            && let Ok(Some(found)) = self.found_in_snapshot()
-        {
-            repeated = run(&RepeatedAdd { found: Some(&found.netns), ..add });
-        }
-        let now = self.lookups.now();
-        state.record(repeated.as_ref().err(), &observed.pod.reference(), now);
-        let repeated = match repeated {
-            Ok(repeated) => repeated,
-            Err(error) => {
-                metrics.look_failure(error.code.name());
-                metrics.policy_change("failed");
-                if state.needs_event(&error, now) {
-                    self.report(texts::failed(&error));
-                }
-                state.postpone();
-                return None;
-            }
-        };
-        state.location = NetnsLocation::at(&repeated.netns, &sandbox.container_id);
+        let checks = state.next_check(self.now()) <= self.now();
+        let repeated = self.run_add(sandbox, evaluates, checks && settings.repair != RepairMode::Off)?;
+        let now = self.now();
         if evaluates || !settings.live_policy {
             state.container_id = Some(sandbox.container_id.clone());
         }
-        let is_checked = add.restores || settings.repair == RepairMode::Off;
-        state.last_check = if is_checked { Some(now) } else { state.last_check };
+        if checks {
+            state.last_check = Some(now);
+        }
         // A change of the pod is followed by a comparison of the rules.
-        let next = if is_checked { now + self.interval() } else { state.next_check(now) };
-        state.due = (is_meshed || repeated.has_rules).then_some(next);
+        let next = if checks { now + self.interval() } else { state.next_check(now) };
+        let is_meshed = is_meshed || repeated.has_rules;
+        state.due = is_meshed.then_some(next);
         if evaluates || !matches!(state.finding, Finding::Rejected(_)) {
             state.finding = if repeated.has_rules { Finding::Current } else { Finding::Nothing };
         }
-        if evaluates && (is_meshed || repeated.has_rules) {
+        if evaluates && is_meshed {
             self.report_absent(&repeated, state);
             if !std::mem::replace(&mut state.unguarded, repeated.unguarded) && repeated.unguarded {
-                self.report(texts::unguarded());
+                state.report(texts::unguarded());
             }
         }
         if let Some(rejected) = repeated.rejected {
-            self.report_rejected(rejected, state, now);
+            self.report_rejected(rejected, state);
         }
         if repeated.has_committed || !repeated.change.is_empty() {
-            state.limit.record(now);
+            state.changes.take(now);
         }
         if !repeated.change.is_empty() {
             metrics.policy_change("applied");
-            let event = texts::changed(&repeated.change);
-            tracing::info!(pod = name(observed), "{}", event.message);
-            self.report(event);
-            return None;
+            state.report(texts::changed(&repeated.change));
+        } else if repeated.has_committed {
+            metrics.drift.inc();
+            let older = || older_connections(self.observed, &sandbox.container_id, &repeated.netns);
+            let older = if repeated.is_redirected { older() } else { 0 };
+            self.report_repaired(RepairMode::InPlace, texts::repaired(Cause::Drift, older), state);
         }
-        repeated.has_committed.then(|| self.report_restored(sandbox, &repeated))
+        self.check_validation(repair, state);
+        Ok(repeated.netns)
+    }
+
+    fn run_add(&self, sandbox: &Sandbox, evaluates: bool, restores: bool) -> Result<Repeated, Error> {
+        let pod = self.observed.pod.clone();
+        let unknown = || Namespace { name: pod.namespace.clone(), ..Namespace::default() };
+        let namespace = self.namespace.map_or_else(unknown, |namespace| Namespace::clone(namespace));
+        let facts = Facts { pod, namespace: Some(namespace) };
+        let installed: Vec<&NetConf> = self.installed.iter().map(|installed| &installed.conf).collect();
+        let (root, facts) = (self.tools.node.root(), evaluates.then_some(&facts));
+        let run = |found: Option<&Path>| {
+            RepeatedAdd { root, facts, installed: &installed, restores, found }.run(&sandbox.container_id)
+        };
+        match run(None) {
+            // The runtime's path can be one below /proc, which does not lead to it from here.
+            Err(error) if error.code == Code::InvalidNetns => match self.tools.find(&self.observed.pod) {
+                Ok(Some(found)) => run(Some(&found.netns)),
+                _ => Err(error),
+            },
+            result => result,
+        }
     }
 
     /// Reports the requests of the pod that count as absent, and the parts of its facts that are unknown, once until they
@@ -208,25 +181,19 @@ impl Pass {
         if !absent.is_empty() {
             state.finding = Finding::Rejected(absent.clone());
         }
-        if state.absent == absent {
-            return;
-        }
-        state.absent.clone_from(&absent);
-        if !absent.is_empty() {
+        if state.absent != absent && !absent.is_empty() {
             self.tools.metrics.policy_change("rejected");
-            tracing::warn!(pod = name(&self.observed), "{absent}");
-            self.report(Event { warning: true, reason: "DetourPolicyRejected".into(), message: absent });
+            state.report(Event { warning: true, reason: "DetourPolicyRejected".into(), message: absent.clone() });
         }
+        state.absent = absent;
     }
 
     /// Counts what the pod's guard has rejected since the last pass, and reports it.
-    fn report_rejected(&self, rejected: Rejected, state: &mut PodState, now: Instant) {
-        let (new, needs_event) = state.record_rejected(rejected, now);
+    fn report_rejected(&self, rejected: Rejected, state: &mut PodState) {
+        let new = rejected.since(std::mem::replace(&mut state.rejected, rejected));
         self.tools.metrics.rejected_by_guard(new.outbound, new.inbound);
-        if needs_event {
-            let event = texts::rejected(new, &self.observed.pod);
-            tracing::warn!(pod = name(&self.observed), "{}", event.message);
-            self.report(event);
+        if new.is_any() {
+            state.report_hourly(texts::rejected(new, &self.observed.pod), self.now());
         }
     }
 
@@ -234,186 +201,134 @@ impl Pass {
     fn unknown(&self) -> Option<String> {
         let pod = &self.observed.pod;
         if self.observed.incomplete {
-            Some(format!("pod {}/{}", pod.namespace, pod.name))
-        } else {
-            let is_unknown = self.namespace.as_ref().is_none_or(|namespace| namespace.incomplete);
-            is_unknown.then(|| format!("namespace {}", pod.namespace))
+            return Some(format!("pod {}", self.observed.full_name()));
         }
+        let is_unknown = self.namespace.is_none_or(|namespace| namespace.incomplete);
+        is_unknown.then(|| format!("namespace {}", pod.namespace))
     }
 
-    /// Reports rules that were restored, and the connections that still bypass the sidecar.
-    fn report_restored(&self, sandbox: &Sandbox, repeated: &Repeated) -> RepairResult {
-        let (cause, mode) = (Cause::Drift, RepairMode::InPlace);
-        let older = if repeated.is_redirected {
-            running::bypassing(&sandbox.container_id, &repeated.netns, LOCK_TIMEOUT)
-        } else {
-            Ok(0)
+    /// Reports a pod with the desired rules whose validation fails for long: for another reason.
+    fn check_validation(&self, failed: Option<Cause>, state: &mut PodState) {
+        let (now, mode) = (self.now(), self.tools.settings.repair);
+        let Some(cause) = failed.filter(|_| mode != RepairMode::Off) else {
+            state.suspected_since = None;
+            return;
         };
-        let outcome = RepairOutcome::of_count(older, &self.observed);
-        self.tools.metrics.drift.inc();
-        self.tools.metrics.repair(mode.name(), outcome.name());
-        self.report_outcome(cause, &outcome, false);
-        RepairResult { pod: name(&self.observed), cause, mode, outcome }
+        let why = "its rules are the desired ones; see the log of its init container";
+        if now >= *state.suspected_since.get_or_insert(now) + VALIDATION_GRACE
+            && state.report_hourly(texts::repair_failed(cause, why), now)
+        {
+            self.tools.metrics.repair(mode.name(), "failed");
+        }
     }
 
-    /// Examines a pod with a sidecar for which the plugin was not called, or whose validation failed, and repairs it.
-    fn examine(&self, installed: &Installed, suspicion: Suspicion, state: &mut PodState) -> Option<RepairResult> {
-        let observed = &self.observed;
-        let status = if suspicion.settled { self.container_status(state) } else { Ok(None) };
-        // Other passes may have taken long.
-        let now = self.lookups.now();
-        state.record(status.as_ref().err(), &observed.pod.reference(), now);
-        if let Err(error) = &status {
-            self.tools.metrics.look_failure(error.code.name());
-            // Of other failures, the repair reports the first and the last one.
-            let is_its_own = matches!(error.code, Code::TryAgain | Code::ForeignRules);
-            if is_its_own && state.needs_event(error, now) {
-                self.report(texts::failed(error));
-            }
+    /// Repairs a pod without saved state if its traffic bypasses the sidecar.
+    fn repair(&self, installed: &Installed, suspicion: Suspicion, state: &mut PodState) -> Result<(), Failure> {
+        let (mode, now) = (self.tools.settings.repair, self.now());
+        (state.due, state.finding) = (Some(now + self.interval()), Finding::Nothing);
+        let looked = if suspicion.settled { self.look() } else { Ok((None, None)) };
+        let status = looked.as_ref().ok().and_then(|(_, status)| status.as_ref());
+        let is_called = || is_called(installed, &self.observed.pod, &|object| self.tools.definition(object));
+        let cause = diagnose(suspicion, status).filter(|cause| *cause != Cause::NoRules || is_called());
+        if cause.is_some() && status.is_some_and(ContainerStatus::is_bare) {
+            state.finding = Finding::NoRules("the plugin was not called for it".to_owned());
         }
-        let is_read = status.is_ok();
-        let status = status.ok().flatten();
-        let is_called = || is_called(installed, &observed.pod, &|object| self.definition(object));
-        let cause = diagnose(suspicion, status.as_ref()).filter(|cause| *cause != Cause::NoRules || is_called());
-        if self.sandbox.is_none() && is_read {
-            state.finding = match cause {
-                Some(Cause::NoRules) => Finding::NoRules("the plugin was not called for it".to_owned()),
-                _ => Finding::Nothing,
-            };
-        }
-        let mode = self.tools.settings.repair;
-        if mode == RepairMode::Off {
-            state.due = Some(now + self.interval());
-            return None;
-        }
+        let Some(cause) = cause.filter(|_| mode != RepairMode::Off) else {
+            state.suspected_since = None;
+            return Ok(looked.map(drop)?);
+        };
+        let since = *state.suspected_since.get_or_insert(now);
         let grace = if mode == RepairMode::InPlace { GRACE } else { GRACE_BEFORE_DELETION };
-        if !state.record_check(cause, self.interval(), grace, now) {
-            state.postpone();
-            return None;
+        if cause == Cause::NoRules && now < since + grace {
+            state.due = Some(since + grace);
+            return Ok(());
         }
-        let cause = cause?;
-        let is_right = status.is_some_and(|status| status.is_right());
-        let case = RepairCase { root: self.tools.node.root(), installed, observed, suspicion, cause, is_right };
-        // Another version of the plugin may write the same rules differently, and no pod must be deleted for that.
-        let mode = if cause == Cause::Drift { RepairMode::InPlace } else { mode };
-        match self.repair(mode, &case, state.attempts.is_last_next(), now) {
-            Ok(outcome) => {
-                state.attempts.record(cause, now);
-                state.wake(state.attempts.next());
-                self.report_outcome(cause, &outcome, state.attempts.is_in_between());
-                if matches!(outcome, RepairOutcome::Repaired | RepairOutcome::RepairedForNew { .. }) {
-                    // The pod has saved state now.
-                    state.wake(Some(now));
-                }
-                Some(RepairResult { pod: name(observed), cause, mode, outcome })
-            }
-            Err(next) => {
-                state.wake(Some(next));
-                None
-            }
+        let failed = |error| Failure { error, repair: Some(cause) };
+        if mode == RepairMode::InPlace {
+            let added = looked.and_then(|looked| add(self.observed, (installed, suspicion), looked));
+            let older = added.map_err(failed)?;
+            self.report_repaired(mode, texts::repaired(cause, older), state);
+            // The pod has saved state now.
+            state.wake(now);
+            return Ok(());
         }
+        check_deletable(self.observed, suspicion).map_err(failed)?;
+        if let Some(next) = self.tools.deletions.borrow_mut().next(now) {
+            tracing::info!(
+                pod = self.observed.full_name(),
+                "deletion deferred: too many pods were deleted; check whether new pods are redirected"
+            );
+            state.due = Some(next);
+            return Ok(());
+        }
+        self.tools.deletions.borrow_mut().take(now);
+        self.tools.account.delete(&self.observed.pod, &self.observed.resource_version).map_err(failed)?;
+        self.report_repaired(mode, texts::deleted(cause), state);
+        Ok(())
     }
 
-    /// Repairs a pod.
+    fn report_repaired(&self, mode: RepairMode, event: Event, state: &mut PodState) {
+        self.tools.metrics.repair(mode.name(), "done");
+        state.report(event);
+    }
+
+    /// Finds the pod's network namespace, and reads its state.
+    fn look(&self) -> Result<(Option<FoundNetns>, Option<ContainerStatus>), Error> {
+        let found = self.locate()?;
+        let status = |found: &FoundNetns| {
+            let id = found.container_id.as_deref()?;
+            Some(running::container_status(id, &found.netns, LOCK_TIMEOUT))
+        };
+        let status = found.as_ref().and_then(status).transpose()?;
+        Ok((found, status))
+    }
+
+    /// Finds the pod's network namespace. A sandbox that was found may be a previous one, and the addresses are those of the
+    /// previous sandbox until all ADD calls for the new one have returned.
     ///
     /// # Errors
-    /// A deletion is required, and the rate limit defers it to this time.
-    fn repair(
-        &self,
-        mode: RepairMode,
-        case: &RepairCase<'_>,
-        is_last: bool,
-        now: Instant,
-    ) -> Result<RepairOutcome, Instant> {
-        let Tools { account, metrics, .. } = &*self.tools;
-        if case.cause == Cause::Drift {
-            metrics.drift.inc();
+    /// The network namespace that was found has none of the pod's addresses, or it can't be read.
+    fn locate(&self) -> Result<Option<FoundNetns>, Error> {
+        let Some(found) = self.tools.find(&self.observed.pod)? else { return Ok(None) };
+        if found.has_any_address(&self.observed.addresses, LOCK_TIMEOUT)? {
+            return Ok(Some(found));
         }
-        if mode == RepairMode::Delete && case.is_deletable() {
-            let mut deletions = self.tools.deletions.lock().unwrap_or_else(PoisonError::into_inner);
-            deletions.take(now).inspect_err(|_| deletions.log_deferred(now))?;
+        let msg = format!("the network namespace that was found has none of the pod's addresses: {}", found.evidence);
+        Err(Error::new(Code::InvalidNetns, msg))
+    }
+
+    /// Reports a pod that is enrolled in the ambient mesh and outside of it. What is missing is Istio's, so nothing is
+    /// repaired.
+    fn check_ambient(&self, netns: Option<PathBuf>, state: &mut PodState) -> Result<(), Error> {
+        let ObservedPod { pod, addresses, is_deleting, .. } = self.observed;
+        let is_enrolled = enrolled_by(pod, self.namespace.map(|namespace| &**namespace)).is_some();
+        if !is_enrolled || *is_deleting || addresses.is_empty() {
+            state.outside_since = None;
+            return Ok(());
         }
-        let result = if mode == RepairMode::Delete {
-            case.delete(account)
-        } else {
-            let _turn = self.tools.sandbox.lock().unwrap_or_else(PoisonError::into_inner);
-            // Found again, because the network namespace of the check may be gone.
-            self.find().and_then(|found| case.repair_in_place(&found))
+        let netns = match netns {
+            Some(netns) => Some(netns),
+            None => self.locate()?.map(|found| found.netns),
         };
-        let outcome = match result {
-            Ok(RepairOutcome::NothingToDo) if is_last => {
-                RepairOutcome::Failed("its rules are the desired ones; see the log of its init container".into())
-            }
-            Ok(outcome) => outcome,
-            Err(error) => RepairOutcome::Failed(error.to_string()),
+        let lacking = netns.map(|netns| running::lacks_of_ambient(&netns, LOCK_TIMEOUT)).transpose()?.flatten();
+        let now = self.now();
+        state.wake(now + self.interval());
+        let Some(lacking) = lacking else {
+            state.outside_since = None;
+            return Ok(());
         };
-        metrics.repair(mode.name(), outcome.name());
-        Ok(outcome)
-    }
-
-    fn find(&self) -> Result<FoundNetns, Error> {
-        let missing = || Error::new(Code::InvalidNetns, "no network namespace of the pod was found on this node");
-        find::of_pod(self.tools.node.root(), &self.observed.pod)?.ok_or_else(missing)
-    }
-
-    /// Logs the outcome of a repair, and creates its Event. Of failures, only the first and the last one get an Event.
-    fn report_outcome(&self, cause: Cause, outcome: &RepairOutcome, is_in_between: bool) {
-        let Some(event) = texts::repaired(cause, outcome) else { return };
-        let (pod, has_failed) = (name(&self.observed), matches!(outcome, RepairOutcome::Failed(_)));
-        if has_failed {
-            tracing::warn!(pod, "{}", event.message);
-        } else {
-            tracing::info!(pod, "{}", event.message);
+        let reported = *state.outside_since.get_or_insert(now) + ENROLLMENT_GRACE;
+        if now < reported {
+            state.wake(reported);
+            return Ok(());
         }
-        if !(has_failed && is_in_between) {
-            self.report(event);
-        }
+        state.report_hourly(texts::outside_mesh(&lacking), now);
+        state.finding = Finding::OutsideMesh(lacking);
+        Ok(())
     }
 
-    fn report(&self, event: Event) {
-        self.tools.reports.event(&self.observed.pod.reference(), event);
-    }
-
-    /// Returns a definition; `None` if it can't be looked up. After a failure, no other one is looked up by the checks
-    /// that began together: they must not wait for an API server that does not answer.
-    fn definition(&self, object: &ObjectRef) -> Option<Lookup> {
-        let mut definitions = self.lookups.definitions.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_failed = definitions.values().any(Option::is_none);
-        let look_up = || {
-            let query = DefinitionQuery { object: object.clone(), awaited: false };
-            let found = self.tools.account.within(DEFINITION_TIMEOUT).once().definitions(&[query]);
-            found.inspect_err(|error| tracing::debug!("{error}")).ok()?.into_iter().next()
-        };
-        definitions.entry(object.clone()).or_insert_with(|| if has_failed { None } else { look_up() }).clone()
-    }
-
-    /// Reads the status of the pod's network namespace; `None` if no namespace is found.
-    fn container_status(&self, state: &mut PodState) -> Result<Option<ContainerStatus>, Error> {
-        let status = |location: &NetnsLocation| {
-            let _turn = self.tools.sandbox.lock().unwrap_or_else(PoisonError::into_inner);
-            running::container_status(&location.container_id, &location.netns, LOCK_TIMEOUT)
-        };
-        self.locate(state)?.map(status).transpose()
-    }
-
-    /// Returns where the pod's network namespace is; `None` if it is not found.
-    fn locate<'s>(&self, state: &'s mut PodState) -> Result<Option<&'s NetnsLocation>, Error> {
-        state.location.take_if(|location| !location.exists());
-        if state.location.is_none() {
-            let found = self.found_in_snapshot()?;
-            found.as_ref().map(|found| confirm(found, &self.observed, LOCK_TIMEOUT)).transpose()?;
-            state.location = found.as_ref().and_then(NetnsLocation::of);
-        }
-        Ok(state.location.as_ref())
-    }
-
-    fn found_in_snapshot(&self) -> Result<Option<FoundNetns>, Error> {
-        let mut snapshot = self.lookups.netns_snapshot.lock().unwrap_or_else(PoisonError::into_inner);
-        let snapshot = match &mut *snapshot {
-            Some(snapshot) => snapshot,
-            none => none.insert(find::NodeSnapshot::take(self.tools.node.root())?),
-        };
-        snapshot.of_pod(&self.observed.pod)
+    fn now(&self) -> Instant {
+        self.began.0 + self.began.1.elapsed()
     }
 
     /// Returns the interval between two passes over a pod with the right rules: between half of and the whole
@@ -422,9 +337,4 @@ impl Pass {
         let part = BuildHasherDefault::<DefaultHasher>::default().hash_one(&self.observed.pod.uid) % 1000;
         INTERVAL / 2 + INTERVAL / 2 * u32::try_from(part).unwrap_or(0) / 1000
     }
-}
-
-/// Returns `NAMESPACE/NAME`.
-pub(super) fn name(observed: &ObservedPod) -> String {
-    format!("{}/{}", observed.pod.namespace, observed.pod.name)
 }

@@ -1,34 +1,30 @@
-//! Which pods are due for a pass, the jobs that run the passes, and their results.
+//! The queue of the node's pods: which pod has the next pass, and what the passes found.
 
-use super::pass::{Pass, SharedLookups};
+use super::pass::{INTERVAL, Pass};
 use super::pod_state::{Finding, PodState};
-use super::repair::RepairResult;
 use super::settings::{PodSettings, Tools};
-use super::tracked_pod::TrackedPod;
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::{Installed, NodeFiles};
 use crate::agent::metrics::Metrics;
 use crate::agent::pod_reports::PodReports;
-use crate::cluster::Api;
 use crate::cluster::agent::{MAX_FINDINGS, PodFinding, PoliciesReport};
+use crate::cluster::{Api, Event};
 use crate::host_path::{HostPath, HostRoot};
 use crate::plugin::running::{self, Sandboxes};
 use crate::pod::{Namespace, PodRef};
 use crate::state::ROOT;
 use crate::trusted_file::FileId;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt::Display;
 use std::fs;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The longest pause without a pass.
 const LONG_PAUSE: Duration = Duration::from_secs(600);
 /// The pause after a configuration or saved state that can't be read.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
-/// The limit of jobs that have not ended. The kubelet's default for the pods of a node is 110 (`maxPods`), OpenShift's is
-/// 250, and 500 is the largest number that it is tested with.
-const MAX_JOBS: usize = 512;
 
 /// The observed state of the node's pods.
 #[derive(Debug, Clone, Default)]
@@ -39,37 +35,34 @@ pub struct ObservedNode {
     pub is_current: bool,
 }
 
-/// A pass over one pod, which can take seconds.
-pub type Job = Box<dyn FnOnce() -> FinishedJob + Send>;
-
-/// The result of a job.
-#[derive(Debug)]
-pub struct FinishedJob {
-    /// The key of the pod.
-    uid: String,
+/// A pod of the node.
+struct TrackedPod {
+    observed: Arc<ObservedPod>,
+    namespace: Option<Arc<Namespace>>,
     state: PodState,
-    repair: Option<RepairResult>,
 }
 
 /// The state between two passes. No failure ends the agent.
-#[derive(Debug)]
 pub struct PodReconciler {
-    pub(super) tools: Arc<Tools>,
+    pub(super) tools: Tools,
+    reports: PodReports,
     /// By UID.
     pods: BTreeMap<String, TrackedPod>,
+    /// The UIDs of the pods that are due.
+    queue: VecDeque<String>,
     /// The pod sandboxes with saved state.
     sandboxes: Sandboxes,
-    /// Empty while the plugin is not installed: no pod is changed.
-    installed: Arc<Vec<Installed>>,
-    /// Whether this agent leads among those of the node.
+    /// The installed configurations; empty if they can't be read.
+    installed: Vec<Installed>,
+    /// Whether this agent leads, so that it changes pods.
     leads: bool,
-    /// Whether the observed state was current in the last pass.
+    /// Whether the observed state was current at the last pass.
     was_current: bool,
-    /// Whether a finding may have changed since the last report.
+    /// Whether the findings may have changed since the last report.
     has_changed: bool,
-    /// Whether a pod has ended since saved state was cleaned up.
+    /// Whether saved state of pods that have ended may exist.
     needs_cleanup: bool,
-    /// When configurations and saved state are read again after a failure.
+    /// The end of the pause after a failure.
     retry: Option<Instant>,
     /// The last logged failure.
     logged: String,
@@ -79,13 +72,13 @@ impl PodReconciler {
     /// Creates a reconciler that has not checked any pod and does not lead.
     #[must_use]
     pub fn new(settings: PodSettings, node: NodeFiles, account: Api, reports: PodReports, metrics: Metrics) -> Self {
-        let (deletions, sandbox) = (Mutex::default(), Mutex::default());
-        let tools = Tools { settings, node, account, reports, metrics, deletions, sandbox };
         Self {
-            tools: Arc::new(tools),
+            tools: Tools::new(settings, node, account, metrics),
+            reports,
             pods: BTreeMap::new(),
+            queue: VecDeque::new(),
             sandboxes: Sandboxes::default(),
-            installed: Arc::default(),
+            installed: Vec::new(),
             leads: false,
             was_current: false,
             has_changed: false,
@@ -111,20 +104,21 @@ impl PodReconciler {
         match read_installed(&self.tools.node) {
             Ok(installed) => {
                 (self.retry, self.logged) = (None, String::new());
-                if has_taken_over || *self.installed != installed {
-                    self.installed = Arc::new(installed);
-                    self.pods.values_mut().for_each(|pod| pod.wake(now));
+                if has_taken_over || self.installed != installed {
+                    self.installed = installed;
+                    self.pods.values_mut().for_each(|pod| pod.state.changed(now));
                 }
             }
             Err(error) => {
-                self.installed = Arc::default();
-                self.fail(format!("running pods are neither repaired nor changed: {error}"), now);
+                self.installed = Vec::new();
+                self.fail(&error, now);
             }
         }
     }
 
     /// Logs a failure, once until it changes, and schedules a retry.
-    fn fail(&mut self, failure: String, now: Instant) {
+    fn fail(&mut self, error: &dyn Display, now: Instant) {
+        let failure = format!("running pods are neither repaired nor changed: {error}");
         self.retry = Some(now + RETRY_DELAY);
         if self.logged != failure {
             tracing::warn!("{failure}");
@@ -138,60 +132,63 @@ impl PodReconciler {
         if !self.leads {
             return LONG_PAUSE;
         }
-        let due = self.pods.values().filter_map(TrackedPod::due).min();
+        let due = self.pods.values().filter_map(|pod| pod.state.due).min();
         self.retry.or(due).map_or(LONG_PAUSE, |next| next.saturating_duration_since(now))
     }
 
-    /// Updates the observed states. Returns the jobs to run for the pods that are due at `now`.
-    pub fn start_due(&mut self, node: &ObservedNode, now: Instant) -> Vec<Job> {
+    /// Updates the observed states, and runs the pass over the next pod that is due at `now`. Returns its Events; `None` if
+    /// no pod is due.
+    pub fn run_next(&mut self, node: &ObservedNode, now: Instant) -> Option<Vec<Event>> {
         if self.leads && self.retry.is_some_and(|retry| retry <= now) {
             self.update_node(true, now);
         }
         if !self.leads || self.installed.is_empty() || self.retry.is_some() {
-            return Vec::new();
+            return None;
         }
         self.update(node, now);
         self.clean_up();
-        let is_due = |pod: &TrackedPod| pod.due().is_some_and(|due| due <= now);
-        if !self.pods.values().any(is_due) {
-            return Vec::new();
-        }
-        if let Err(error) = self.sandboxes.refresh() {
-            self.fail(format!("running pods are neither repaired nor changed: {error}"), now);
-            return Vec::new();
-        }
-        let (root, lookups) = (HostRoot::new(self.tools.node.root()), Arc::new(SharedLookups::new(now)));
-        let mut count = self.pods.values().filter(|pod| pod.state.is_none()).count();
-        let (mut jobs, mut overflow) = (Vec::new(), 0_usize);
-        for (uid, pod) in self.pods.iter_mut().filter(|(_, pod)| is_due(pod)) {
-            if count >= MAX_JOBS {
-                overflow += 1;
-                self.tools.metrics.overflows.inc();
-                continue;
+        if self.queue.is_empty() {
+            let due = |(uid, pod): (&String, &TrackedPod)| Some((pod.state.due?, uid.clone()));
+            let mut due: Vec<_> = self.pods.iter().filter_map(due).filter(|(due, _)| *due <= now).collect();
+            if due.is_empty() {
+                return None;
             }
-            let pass = Pass {
-                tools: Arc::clone(&self.tools),
-                installed: Arc::clone(&self.installed),
-                lookups: Arc::clone(&lookups),
-                observed: Arc::clone(&pod.observed),
-                namespace: pod.namespace.clone(),
-                is_current: node.is_current,
-                sandbox: self.sandboxes.of(&pod.observed.pod, &root).cloned(),
-            };
-            let (uid, Some(mut state)) = (uid.clone(), pod.state.take()) else { continue };
-            count += 1;
-            jobs.push(Box::new(move || {
-                let repair = pass.run(&mut state);
-                FinishedJob { uid, state, repair }
-            }) as Job);
+            if let Err(error) = self.sandboxes.refresh() {
+                self.fail(&error, now);
+                return None;
+            }
+            due.sort();
+            self.queue = due.into_iter().map(|(_, uid)| uid).collect();
         }
-        if overflow > 0 {
-            tracing::warn!("check of {overflow} pods deferred: the queue is full ({MAX_JOBS} pods)");
+        let uid = std::iter::from_fn(|| self.queue.pop_front()).find(|uid| self.pods.contains_key(uid))?;
+        let pod = self.pods.get_mut(&uid)?;
+        if pod.state.due.is_some_and(|due| now >= due + INTERVAL) {
+            self.tools.metrics.overflows.inc();
         }
-        jobs
+        let pass = Pass {
+            tools: &self.tools,
+            installed: &self.installed,
+            began: (now, Instant::now()),
+            observed: &pod.observed,
+            namespace: pod.namespace.as_ref(),
+            is_current: node.is_current,
+            sandbox: self.sandboxes.of(&pod.observed.pod, &HostRoot::new(self.tools.node.root())),
+        };
+        pass.run(&mut pod.state);
+        let (name, events) = (pod.observed.full_name(), std::mem::take(&mut pod.state.events));
+        for event in &events {
+            if event.warning {
+                tracing::warn!(pod = name, "{}", event.message);
+            } else {
+                tracing::info!(pod = name, "{}", event.message);
+            }
+            self.reports.event(&pod.observed.pod.reference(), event.clone());
+        }
+        self.has_changed = true;
+        Some(events)
     }
 
-    /// Updates the observed states.
+    /// Updates the observed states. A pass over each pod that has changed is due.
     fn update(&mut self, node: &ObservedNode, now: Instant) {
         let became_current = node.is_current && !std::mem::replace(&mut self.was_current, node.is_current);
         let own_netns = || node.pods.iter().filter(|(observed, _)| !observed.pod.host_network);
@@ -202,10 +199,11 @@ impl PodReconciler {
         self.needs_cleanup |= has_ended;
         for (observed, namespace) in own_netns() {
             let Some(uid) = &observed.pod.uid else { continue };
-            let pod = self.pods.entry(uid.clone()).or_insert_with(|| TrackedPod::new(Arc::clone(observed), now));
-            pod.update(observed, namespace.clone(), now);
-            if became_current {
-                pod.wake(now);
+            let new = || TrackedPod { observed: Arc::default(), namespace: None, state: PodState::new(now) };
+            let pod = self.pods.entry(uid.clone()).or_insert_with(new);
+            if became_current || !Arc::ptr_eq(&pod.observed, observed) || pod.namespace != *namespace {
+                (pod.observed, pod.namespace) = (Arc::clone(observed), namespace.clone());
+                pod.state.changed(now);
             }
         }
         // The counts change although there is no pass.
@@ -218,7 +216,7 @@ impl PodReconciler {
             let own = &tracked.observed.pod;
             (&own.namespace, &own.name) == (&pod.namespace, &pod.name) && own.matches(pod)
         };
-        self.pods.values_mut().filter(is_named).for_each(|tracked| tracked.wake(now));
+        self.pods.values_mut().filter(is_named).for_each(|tracked| tracked.state.changed(now));
     }
 
     /// Removes the saved state of pods that have ended. The runtime calls no DEL for an attachment that a repair added.
@@ -234,13 +232,6 @@ impl PodReconciler {
         }
     }
 
-    /// Records the result of a job. Returns the result of a repair.
-    pub fn finish(&mut self, FinishedJob { uid, state, repair }: FinishedJob, now: Instant) -> Option<RepairResult> {
-        self.has_changed = true;
-        self.pods.get_mut(&uid)?.finish(state, now);
-        repair
-    }
-
     /// Returns the report about the rules of the node's pods if it may have changed, and sets the metrics.
     pub(super) fn changed_report(&mut self) -> Option<PoliciesReport> {
         if !std::mem::take(&mut self.has_changed) {
@@ -248,7 +239,7 @@ impl PodReconciler {
         }
         let (mut report, mut counts) = (self.empty_report(), [0; 5]);
         for pod in self.pods.values() {
-            let (kind, reason) = match &pod.finding {
+            let (kind, reason) = match &pod.state.finding {
                 Finding::Nothing => continue,
                 Finding::Current => (0, None),
                 Finding::Rejected(reason) => (1, Some(reason)),

@@ -16,8 +16,8 @@ use std::fmt;
 const VALIDATION_FAILED: i32 = 126;
 
 /// Why a pod needs a repair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Cause {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cause {
     /// Its init container found that traffic is not redirected.
     ValidationFailed,
     /// Its live rules differ from the desired rules of its attachments.
@@ -74,9 +74,9 @@ pub(super) fn suspect<'a>(
     Some((installed, suspicion))
 }
 
-/// Returns why the pod needs a repair; `None` if it does not, or if it has no address yet: only an address proves that a
-/// network namespace is the pod's. `status` is the state of its network namespace, `None` if that is not found on this
-/// node.
+/// Returns why a pod without saved state needs a repair; `None` if it does not, or if it has no address yet: only an address
+/// proves that a network namespace is the pod's. `status` is the state of its network namespace, `None` if that is not
+/// found on this node.
 pub(super) fn diagnose(suspicion: Suspicion, status: Option<&ContainerStatus>) -> Option<Cause> {
     if !suspicion.settled {
         return None;
@@ -84,12 +84,7 @@ pub(super) fn diagnose(suspicion: Suspicion, status: Option<&ContainerStatus>) -
     if suspicion.validation_failed {
         return Some(Cause::ValidationFailed);
     }
-    let status = status?;
-    if !status.drift.is_empty() {
-        return Some(Cause::Drift);
-    }
-    let has_no_rules = status.attachments.is_empty() && !status.redirected;
-    (has_no_rules && suspicion.redirectable).then_some(Cause::NoRules)
+    (suspicion.redirectable && status?.is_bare()).then_some(Cause::NoRules)
 }
 
 /// Whether the init container that Istio injects to validate the redirection has found that traffic is not redirected.
@@ -272,7 +267,6 @@ mod tests {
     fn the_state_of_the_netns_decides_unless_the_validation_failed() {
         let attachment = Attachment { container_id: "c".into(), network: "n".into(), ifname: "eth0".into() };
         let attached = ContainerStatus { attachments: vec![attachment], redirected: true, drift: Vec::new() };
-        let drifted = ContainerStatus { drift: vec!["a rule".into()], redirected: false, ..attached.clone() };
         let (bare, foreign) =
             (ContainerStatus::default(), ContainerStatus { redirected: true, ..ContainerStatus::default() });
         let calm = Suspicion { validation_failed: false, settled: true, redirectable: true };
@@ -282,13 +276,10 @@ mod tests {
         let table = [
             (calm, None, None),
             (calm, Some(&attached), None),
-            (calm, Some(&drifted), Some(Cause::Drift)),
             (calm, Some(&bare), Some(Cause::NoRules)),
             (calm, Some(&foreign), None),
             (other, Some(&bare), None),
-            (other, Some(&drifted), Some(Cause::Drift)),
             (unsettled, Some(&bare), None),
-            (unsettled, Some(&drifted), None),
             (failed, None, Some(Cause::ValidationFailed)),
             (failed, Some(&attached), Some(Cause::ValidationFailed)),
             (Suspicion { settled: false, ..failed }, None, None),

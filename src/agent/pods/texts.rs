@@ -1,6 +1,5 @@
 //! The Events of a pod.
 
-use super::repair::RepairOutcome;
 use super::suspicion::Cause;
 use crate::cluster::Event;
 use crate::cni::Error;
@@ -18,29 +17,31 @@ pub(super) fn failed(error: &Error) -> Event {
     Event { warning: true, reason: "DetourRulesUnreadable".into(), message }
 }
 
-/// Returns the Event for the outcome of a repair; `None` if nothing happened.
-pub(super) fn repaired(cause: Cause, outcome: &RepairOutcome) -> Option<Event> {
-    let (warning, reason, message) = match outcome {
-        RepairOutcome::NothingToDo => return None,
-        RepairOutcome::Repaired => {
-            (false, "DetourRepaired", format!("traffic is redirected to the sidecar again: {cause}"))
-        }
-        RepairOutcome::RepairedForNew { older } => {
-            let (connections, bypass, they) = if *older == 1 {
-                ("connection", "bypasses", "it closes")
-            } else {
-                ("connections", "bypass", "they close")
-            };
-            let message = format!(
-                "new connections are captured again: {cause}; {older} TCP {connections} that existed \
-                 before still {bypass} the sidecar until {they}; recreate the pod to capture them"
-            );
-            (true, "DetourRepaired", message)
-        }
-        RepairOutcome::Deleted => (true, "DetourDeleted", format!("deleted, so that a new pod is redirected: {cause}")),
-        RepairOutcome::Failed(error) => (true, "DetourRepairFailed", format!("repair failed: {cause}; {error}")),
-    };
-    Some(Event { warning, reason: reason.into(), message })
+/// Returns the Event for a pod whose rules were created or restored, with the number of older connections that bypass the
+/// sidecar.
+pub(super) fn repaired(cause: Cause, older: usize) -> Event {
+    if older == 0 {
+        let message = format!("traffic is redirected to the sidecar again: {cause}");
+        return Event { warning: false, reason: "DetourRepaired".into(), message };
+    }
+    let (connections, bypass, they) =
+        if older == 1 { ("connection", "bypasses", "it closes") } else { ("connections", "bypass", "they close") };
+    let message = format!(
+        "new connections are captured again: {cause}; {older} TCP {connections} that existed before still {bypass} the \
+         sidecar until {they}; recreate the pod to capture them"
+    );
+    Event { warning: true, reason: "DetourRepaired".into(), message }
+}
+
+/// Returns the Event for a pod that was deleted.
+pub(super) fn deleted(cause: Cause) -> Event {
+    let message = format!("deleted, so that a new pod is redirected: {cause}");
+    Event { warning: true, reason: "DetourDeleted".into(), message }
+}
+
+/// Returns the Event for a repair that failed.
+pub(super) fn repair_failed(cause: Cause, why: &str) -> Event {
+    Event { warning: true, reason: "DetourRepairFailed".into(), message: format!("repair failed: {cause}; {why}") }
 }
 
 /// Returns the Event for a pod that has no guard because of istio-init.

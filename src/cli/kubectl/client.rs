@@ -248,10 +248,6 @@ impl Definitions for Kubectl {
         };
         wanted.iter().map(look_up).collect()
     }
-
-    fn namespaces_with_definition(&self, _: &str) -> Option<Vec<String>> {
-        None
-    }
 }
 
 /// Runs `kubectl exec` until `timeout`.

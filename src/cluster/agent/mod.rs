@@ -51,37 +51,37 @@ pub fn tell(socket: &Path, called: CallReport) {
 /// # Errors
 /// The agent does not answer within `timeout`, or an earlier version does not know the request.
 pub fn excluded_containers(socket: &Path, sandbox_id: &str, timeout: Duration) -> Result<ContainersStatus, String> {
-    match ask(socket, RequestKind::Containers { container: sandbox_id.to_owned() }, timeout)? {
-        AgentAnswer::Containers(status) => Ok(status),
-        _ => Err(OTHER.to_owned()),
-    }
+    let read = |answer| if let AgentAnswer::Containers(status) = answer { Some(status) } else { None };
+    ask(socket, RequestKind::Containers { container: sandbox_id.to_owned() }, timeout, read)
 }
 
 /// Returns how many pods of the node have the rules of their policies, as the agent behind `socket` knows them.
 ///
 /// # Errors
-/// The agent does not answer within `timeout`, or an earlier version does not know the request.
+/// As [`excluded_containers`].
 pub fn pod_policies(socket: &Path, timeout: Duration) -> Result<PoliciesReport, String> {
-    match ask(socket, RequestKind::Policies, timeout)? {
-        AgentAnswer::Policies(report) => Ok(report),
-        _ => Err(OTHER.to_owned()),
-    }
+    let read = |answer| if let AgentAnswer::Policies(report) = answer { Some(report) } else { None };
+    ask(socket, RequestKind::Policies, timeout, read)
 }
 
 /// Returns which watches of the agent behind `socket` have not been synchronized for a while, each with its cause.
 ///
 /// # Errors
-/// The agent does not answer within `timeout`, or an earlier version does not know the request.
+/// As [`excluded_containers`].
 pub fn broken_watches(socket: &Path, timeout: Duration) -> Result<Vec<String>, String> {
-    match ask(socket, RequestKind::Watches, timeout)? {
-        AgentAnswer::Watches { broken } => Ok(broken),
-        _ => Err(OTHER.to_owned()),
-    }
+    let read = |answer| if let AgentAnswer::Watches { broken } = answer { Some(broken) } else { None };
+    ask(socket, RequestKind::Watches, timeout, read)
 }
 
 /// Sends a request without a fallback to the agent behind `socket`.
-fn ask(socket: &Path, ask: RequestKind, timeout: Duration) -> Result<AgentAnswer, String> {
-    exchange(socket, ask, false, timeout).map_err(|no_answer| no_answer.to_string())
+fn ask<T>(
+    socket: &Path,
+    ask: RequestKind,
+    timeout: Duration,
+    read: impl FnOnce(AgentAnswer) -> Option<T>,
+) -> Result<T, String> {
+    let answer = exchange(socket, ask, false, timeout).map_err(|no_answer| no_answer.to_string())?;
+    read(answer).ok_or_else(|| NoAnswer::Other.to_string())
 }
 
 /// The agent behind a socket, with the API as fallback.
@@ -163,13 +163,14 @@ impl AgentClient {
 
 impl Cluster for AgentClient {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        let matches = |pod: &Pod, namespace: &Option<Namespace>| {
-            let same_name = (&pod.namespace, &pod.name) == (&wanted.namespace, &wanted.name);
-            let namespace = namespace.as_ref().map(|namespace| &namespace.name);
-            same_name && pod.matches(wanted) && namespace == with_namespace.then_some(&wanted.namespace)
-        };
         let read = |answer| match answer {
-            AgentAnswer::Facts { pod, namespace } if matches(&pod, &namespace) => Some(Facts { pod: *pod, namespace }),
+            AgentAnswer::Facts { pod, namespace }
+                if (&pod.namespace, &pod.name) == (&wanted.namespace, &wanted.name)
+                    && pod.matches(wanted)
+                    && namespace.as_ref().map(|found| &found.name) == with_namespace.then_some(&wanted.namespace) =>
+            {
+                Some(Facts { pod: *pod, namespace })
+            }
             _ => None,
         };
         let ask = RequestKind::Facts { pod: wanted.clone(), with_namespace };
@@ -197,28 +198,12 @@ impl Definitions for AgentClient {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
-        let matches = |(query, lookup): (&DefinitionQuery, &Lookup)| match lookup {
-            Lookup::Found(definition) => definition.object == query.object,
-            Lookup::Missing(_) => true,
-        };
         let read = |answer| match answer {
-            AgentAnswer::Definitions { found } if found.len() == wanted.len() => {
-                wanted.iter().zip(&found).all(matches).then_some(found)
-            }
+            AgentAnswer::Definitions { found } if found.len() == wanted.len() => Some(found),
             _ => None,
         };
         let ask = RequestKind::Definitions { wanted: wanted.to_vec() };
         self.request(ask, self.timeout, read, |api| api.definitions(wanted))
-    }
-
-    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
-        let read = |answer| match answer {
-            AgentAnswer::Namespaces { names } => Some(Some(names)),
-            _ => None,
-        };
-        let ask = RequestKind::NamespacesWithDefinition { name: name.to_owned() };
-        let names = self.request(ask, WRITE_TIMEOUT, read, |api| Ok(api.namespaces_with_definition(name)));
-        names.inspect_err(|error| tracing::debug!("{error}")).ok()?
     }
 }
 
@@ -271,9 +256,9 @@ fn exchange(path: &Path, ask: RequestKind, from_memory: bool, timeout: Duration)
     }
     lines.get_mut().deadline = deadline;
     match read(&mut lines).map_err(|error| failed("no answer", &error))? {
-        AgentAnswer::Failed { code, msg, details, names_pod } => {
+        AgentAnswer::Failed { code, msg, details } => {
             let error = Error::new(Code::from_number(code).unwrap_or(Code::TryAgain), msg).with_details(details);
-            Err(NoAnswer::Failed(Error { names_pod, ..error }))
+            Err(NoAnswer::Failed(error))
         }
         answer => Ok(answer),
     }

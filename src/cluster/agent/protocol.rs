@@ -72,11 +72,6 @@ pub enum RequestKind {
         /// The definitions to look up.
         wanted: Vec<DefinitionQuery>,
     },
-    /// [`crate::cluster::Cluster::namespaces_with_definition`].
-    NamespacesWithDefinition {
-        /// The definition's name.
-        name: String,
-    },
     /// [`crate::cluster::Cluster::report`].
     Report {
         /// The pod: namespace, name and UID.
@@ -217,11 +212,6 @@ pub enum AgentAnswer {
         /// The results in the order of the request.
         found: Vec<Lookup>,
     },
-    /// To [`RequestKind::NamespacesWithDefinition`].
-    Namespaces {
-        /// The namespaces, sorted.
-        names: Vec<String>,
-    },
     /// To [`RequestKind::Containers`].
     Containers(ContainersStatus),
     /// To [`RequestKind::Policies`].
@@ -242,9 +232,6 @@ pub enum AgentAnswer {
         /// The error's details; may be empty.
         #[serde(default)]
         details: String,
-        /// Whether the message names the pod of the request.
-        #[serde(default)]
-        names_pod: bool,
     },
     /// An answer of a later version, or the answer to a request of an unknown kind.
     #[default]
@@ -255,8 +242,8 @@ pub enum AgentAnswer {
 impl From<Error> for AgentAnswer {
     fn from(error: Error) -> Self {
         let code = error.number();
-        let Error { msg, details, names_pod, .. } = error;
-        Self::Failed { code, msg, details, names_pod }
+        let Error { msg, details, .. } = error;
+        Self::Failed { code, msg, details }
     }
 }
 
@@ -290,7 +277,6 @@ mod tests {
             AgentAnswer::Facts { pod: pod().into(), namespace: Some(Namespace::default()) },
             AgentAnswer::Facts { pod: Box::default(), namespace: None },
             AgentAnswer::Definitions { found: vec![Lookup::Found(definition), Lookup::Missing("no".into())] },
-            AgentAnswer::Namespaces { names: vec!["a".into()] },
             AgentAnswer::Containers(ContainersStatus {
                 expected: Some(vec![bypassing]),
                 ..ContainersStatus::default()

@@ -17,8 +17,6 @@ pub(crate) struct Failure {
     pub(crate) is_too_large: bool,
     /// The cause in one line.
     pub(crate) cause: String,
-    /// How often and how long the request was tried, for messages.
-    pub(super) effort: String,
     /// The answer's `Retry-After`.
     pub(super) retry_after: Option<Duration>,
     /// The object that does not exist, if the answer names it.

@@ -142,7 +142,7 @@ impl ApiRequest {
 
     /// Returns the error for the last failure of a request: `OBJECT: REQUEST (kubeconfig FILE): CAUSE; NEXT STEP`.
     pub(super) fn error(&self, server: &str, kubeconfig: &Path, last: Failure) -> Error {
-        let Failure { status, is_too_large, cause, effort, .. } = last;
+        let Failure { status, is_too_large, cause, .. } = last;
         let Self { http, subject, permission, .. } = self;
         let kubeconfig = kubeconfig.display();
         let credentials = format!("{status}, the credentials in {kubeconfig}");
@@ -152,7 +152,7 @@ impl ApiRequest {
             (0, None) if is_too_large => (Code::InvalidConfig, format!("{cause}; {other}")),
             (0 | 200..=299 | 408 | 429 | 500.., _) => {
                 let next = "check that this machine can reach the API server";
-                (Code::TryAgain, format!("no usable answer{effort}; {next}"))
+                (Code::TryAgain, format!("no usable answer; {next}"))
             }
             (401, _) => {
                 (Code::Forbidden, format!("{credentials} are not accepted; check the process that renews this file"))
@@ -166,7 +166,7 @@ impl ApiRequest {
             }
             (404, _) => {
                 let why = "it was deleted, or the kubeconfig is for another cluster; compare with kubectl get";
-                (Code::PodUnknown, format!("not found{effort}: {why}"))
+                (Code::PodUnknown, format!("not found: {why}"))
             }
             (409 | 422, _) => {
                 (Code::PodUnknown, format!("{status}, the object was changed or replaced in the meantime"))

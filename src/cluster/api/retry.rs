@@ -4,7 +4,7 @@
 use super::failure::Failure;
 use crate::backoff::Backoff;
 use futures_util::future::{Either, select};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
@@ -52,11 +52,10 @@ pub(super) async fn retry<T>(
     server: &ServerAddress,
     attempt: impl AsyncFn() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let (attempts, earlier) = (Cell::new(0), RefCell::new(String::new()));
+    let earlier = RefCell::new(String::new());
     let all = async {
         let (mut backoff, mut not_found_until) = (BACKOFF, None);
         loop {
-            attempts.set(attempts.get() + 1);
             let failure = match attempt().await {
                 Ok(value) => return Ok(value),
                 Err(failure) => failure,
@@ -76,18 +75,13 @@ pub(super) async fn retry<T>(
             sleep(pause.min(left - LAST_ATTEMPT)).await;
         }
     };
-    let result = match select(pin!(all), pin!(given_up(deadline, server))).await {
+    match select(pin!(all), pin!(given_up(deadline, server))).await {
         Either::Left((result, _)) => result,
         Either::Right((what, _)) => {
-            let waited = Instant::now().saturating_duration_since(deadline.started).as_secs_f32();
+            let waited = deadline.started.elapsed().as_secs_f32();
             Err(Failure::new(format!("no {what} within {waited:.1} s{}", earlier.borrow())))
         }
-    };
-    result.map_err(|last| {
-        let (attempts, elapsed) = (attempts.get(), deadline.started.elapsed().as_secs_f32());
-        let effort = (attempts > 1).then(|| format!(" in {attempts} attempts within {elapsed:.1} s"));
-        Failure { effort: effort.unwrap_or_default(), ..last }
-    })
+    }
 }
 
 /// Waits until the deadline, or until it is clear that the server accepts no connection. Returns what is missing.
@@ -126,10 +120,7 @@ mod tests {
         };
         let server = ("127.0.0.1".to_owned(), port);
         let last = runtime.block_on(retry(deadline, &server, attempt)).expect_err("it fails");
-        let attempts = times.borrow().len();
-        let effort = if attempts > 1 { format!(" in {attempts} attempts within ") } else { String::new() };
-        assert!(last.effort.starts_with(&effort), "{last:?}");
-        (times.into_inner(), Failure { effort: String::new(), ..last })
+        (times.into_inner(), last)
     }
 
     fn transient(cause: &str, seconds: Option<u64>) -> Failure {

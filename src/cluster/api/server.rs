@@ -12,7 +12,6 @@ use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use futures_util::future::{join_all, try_join_all};
 use serde::de::{DeserializeOwned, IgnoredAny};
-use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -23,8 +22,6 @@ use tokio::runtime::Handle;
 pub(in crate::cluster) const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The timeout of a probe: short enough for a runtime that sends STATUS every few seconds.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The timeout of a page of a list that only improves an error message.
-const LIST_TIMEOUT: Duration = Duration::from_secs(2);
 /// The timeout of other requests, unless [`Api::within`] sets one.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -177,19 +174,15 @@ impl Api {
 
     async fn get_pod(&self, session: &Session, deadline: Deadline, wanted: &PodRef) -> Result<Pod, Error> {
         let accept = |found: PodObject| {
-            found.metadata.is_of(Some(&wanted.namespace), &wanted.name).map_err(Failure::unexpected)?;
             let pod = Pod::from(found);
             if pod.matches(wanted) { Ok(pod) } else { Err(Failure::not_found(uid_mismatch(&pod, wanted))) }
         };
         let request = ApiRequest::get(Kind::POD, Some(&wanted.namespace), &wanted.name)?;
-        session.send(&request, deadline, accept).await.map_err(Error::naming_pod)
+        session.send(&request, deadline, accept).await
     }
 
     async fn get_namespace(&self, session: &Session, deadline: Deadline, wanted: &PodRef) -> Result<Namespace, Error> {
-        let accept = |found: NamespaceObject| {
-            found.metadata.is_of(None, &wanted.namespace).map_err(Failure::unexpected)?;
-            Ok(found.into())
-        };
+        let accept = |found: NamespaceObject| Ok(found.into());
         let request = ApiRequest::get(Kind::NAMESPACE, None, &wanted.namespace)?;
         session.send(&request, deadline, accept).await.map_err(|error| with_pod(wanted, error))
     }
@@ -223,25 +216,13 @@ impl Api {
         let (session, deadline) = (self.session()?, self.deadline());
         let look_up = async |DefinitionQuery { object, awaited }: &DefinitionQuery| {
             let request = ApiRequest::get(Kind::DEFINITION, Some(&object.namespace), &object.name)?;
-            let accept = |found: DefinitionObject| {
-                found.metadata.is_of(Some(&object.namespace), &object.name).map_err(Failure::unexpected)?;
-                Ok(Lookup::Found(found.into()))
-            };
+            let accept = |found: DefinitionObject| Ok(Lookup::Found(found.into()));
             match session.send(&request, Deadline { awaits: *awaited, ..deadline }, accept).await {
                 Err(error) if error.code == Code::PodUnknown => Ok(Lookup::Missing(error.to_string())),
                 result => result,
             }
         };
         try_join_all(wanted.iter().map(look_up)).await
-    }
-
-    pub(crate) async fn find_namespaces_with_definition(&self, name: &str) -> Result<Vec<String>, Error> {
-        let named = Collection::new(Kind::DEFINITION, None, Some(("metadata.name", name)));
-        let subject = format!("NetworkAttachmentDefinitions named {name}");
-        let found = self.within(LIST_TIMEOUT.min(self.timeout)).find_all(&named, subject).await?;
-        let named = found.into_iter().map(|found: DefinitionObject| found.metadata);
-        let named = named.filter(|metadata| metadata.name == name).filter_map(|metadata| metadata.namespace);
-        Ok(named.collect::<BTreeSet<_>>().into_iter().collect())
     }
 
     pub(crate) async fn check(&self) -> Result<(), Error> {
@@ -283,11 +264,6 @@ impl Cluster for Api {
 impl Definitions for Api {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         if wanted.is_empty() { Ok(Vec::new()) } else { self.session()?.run(self.find_definitions(wanted)) }
-    }
-
-    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
-        let found = self.session().and_then(|session| session.run(self.find_namespaces_with_definition(name)));
-        found.inspect_err(|error| tracing::debug!("{error}")).ok()
     }
 }
 

@@ -19,7 +19,7 @@ pub const SUB_PLUGINS: [&str; 6] =
     ["istio-redirect", "uid-exclude", "dns-exclude", "container-exclude", "destination-exclude", "mesh-guard"];
 
 /// The maximum number of blocks in `chain`.
-pub(in crate::cni) const MAX_BLOCKS: usize = 32;
+const MAX_BLOCKS: usize = 32;
 
 /// Reads `type`; if it is missing, the name under which the binary was started counts.
 pub(in crate::cni) fn kind(reader: &BlockReader<'_>, program: &str) -> Result<String, Error> {
@@ -37,7 +37,7 @@ pub(in crate::cni) fn kind(reader: &BlockReader<'_>, program: &str) -> Result<St
 }
 
 /// Reads the blocks of `chain`, or returns the default ones of the type `kind`.
-pub(super) fn blocks(reader: &BlockReader<'_>, kind: &str) -> Result<Vec<Block>, Error> {
+pub(in crate::cni) fn blocks(reader: &BlockReader<'_>, kind: &str) -> Result<Vec<Block>, Error> {
     let blocks: Vec<Block> = match reader.value("chain") {
         Some(Value::Array(items)) => {
             let chain = reader.place("chain");
@@ -72,7 +72,7 @@ fn check_type(block: &Block) -> Result<(), Error> {
 }
 
 /// Returns the default blocks of a type; `None` for a type that requires `chain`.
-pub(in crate::cni) fn default_chain(kind: &str) -> Option<Vec<Block>> {
+fn default_chain(kind: &str) -> Option<Vec<Block>> {
     let blocks = match kind {
         "detour" => {
             vec![json!({"type": "istio-redirect"}), json!({"type": "uid-exclude"}), json!({"type": "dns-exclude"})]

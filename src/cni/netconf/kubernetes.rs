@@ -86,19 +86,6 @@ impl Kubernetes {
         Ok(read)
     }
 
-    /// Returns the unknown and the known keys of a block; `None` if the block is invalid.
-    pub(super) fn keys_of(block: &Value) -> Option<(Vec<String>, Vec<&'static str>)> {
-        let own = BlockReader::new("kubernetes", block).ok()?;
-        let top = Value::Object(Map::new());
-        Self::read_keys(&own, &BlockReader::new("", &top).ok()?).ok()?;
-        Some((own.unknown().into_iter().map(str::to_owned).collect(), own.known()))
-    }
-
-    /// Returns whether this block has a key of this name.
-    pub(in crate::cni) fn knows(key: &str) -> bool {
-        Self::keys_of(&Value::Object(Map::new())).is_some_and(|(_, known)| known.contains(&key))
-    }
-
     fn read_keys(own: &BlockReader<'_>, top: &BlockReader<'_>) -> Result<Self, Error> {
         let run_dir = absolute(top, "cni_agent_run_dir")?;
         let mut exclude_namespaces = items(own.list("exclude_namespaces")?);

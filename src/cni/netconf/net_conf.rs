@@ -8,11 +8,10 @@ use super::unknown;
 use crate::cni::block::{Block, BlockReader};
 use crate::cni::document::Document;
 use crate::cni::error::{Code, Error};
-use crate::cni::list::{at_most, excerpt, wrong_type};
+use crate::cni::list::{at_most, wrong_type};
 use crate::cni::names::{MAX_NETWORK_NAME, is_identifier};
 use crate::cni::request::CniCommand;
 use crate::cni::version;
-use crate::suggest::did_you_mean;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -229,20 +228,6 @@ impl RuleFormat {
             Self::Nftables => "nftables",
         }
     }
-}
-
-/// Returns an error message for the first key of an attachment of `--attachments` that is unknown at the top level or in
-/// `kubernetes`, with a suggestion.
-#[must_use]
-pub fn unknown_key(keys: &Map<String, Value>) -> Option<String> {
-    let in_kubernetes = || {
-        let (unknown, known) = Kubernetes::keys_of(keys.get("kubernetes")?)?;
-        let key = unknown.iter().find(|key| !unknown::MAISTRA.contains(&key.as_str()))?;
-        Some((format!("kubernetes.{}", excerpt(key)), did_you_mean(key, known)))
-    };
-    let (key, suggestion) = unknown::first_at_the_top(keys).or_else(in_kubernetes)?;
-    let next = if suggestion.is_empty() { "; remove it" } else { suggestion.as_str() };
-    Some(format!("{key}: unknown key{next}"))
 }
 
 /// Reads the network name. Its length is checked only for commands that lead to saved state: a DEL must succeed without.

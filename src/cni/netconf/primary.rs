@@ -134,7 +134,7 @@ impl Primary {
             bin_dir: path("binDir", BIN_DIR)?,
             kubeconfig: absolute(keys, "kubeconfig")?,
             namespace_isolation: keys.boolean("namespaceIsolation")?.unwrap_or(false),
-            global_namespaces: global_namespaces(keys)?,
+            global_namespaces: namespaces(keys, "globalNamespaces", GLOBAL_NAMESPACE)?,
             readiness_file: absolute(keys, "readinessindicatorfile")?,
             readiness_timeout: Duration::from_secs(timeout.into()),
             retry_delete_on_error: keys.boolean("retryDeleteOnError")?.unwrap_or(false),
@@ -167,7 +167,11 @@ impl Primary {
         let networks = self.default_networks.iter_mut().filter_map(NetworkName::path_mut);
         let optional = [&mut self.auxiliary_chain, &mut self.kubeconfig, &mut self.readiness_file, &mut self.log_file];
         let always = [&mut self.conf_dir, &mut self.cni_dir, &mut self.bin_dir];
-        self.default.path_mut().into_iter().chain(networks).chain(optional.into_iter().flatten()).chain(always)
+        let default = match &mut self.default {
+            DefaultNetwork::Cluster(name) => name.path_mut(),
+            DefaultNetwork::Delegates(_) => None,
+        };
+        default.into_iter().chain(networks).chain(optional.into_iter().flatten()).chain(always)
     }
 
     /// Returns the same configuration without `defaultNetworks`: the default network, and `delegates` after the first.
@@ -211,13 +215,6 @@ impl DefaultNetwork {
                 Ok(Some(Self::Delegates(delegates.clone())))
             }
             Some(other) => Err(wrong_type("delegates", other, expected)),
-        }
-    }
-
-    fn path_mut(&mut self) -> Option<&mut PathBuf> {
-        match self {
-            Self::Cluster(name) => name.path_mut(),
-            Self::Delegates(_) => None,
         }
     }
 }
@@ -291,19 +288,14 @@ fn warn_of_ignored_keys(keys: &BlockReader<'_>, warnings: &mut Vec<String>) -> R
     Ok(())
 }
 
+/// Reads names of namespaces. An empty string counts as absent, as in Multus.
 fn namespaces(keys: &BlockReader<'_>, key: &'static str, default: &str) -> Result<Vec<String>, Error> {
-    let Some(list) = keys.list(key)? else { return Ok(vec![default.to_owned()]) };
-    list.items.iter().try_for_each(|name| check_namespace(key, name))?;
-    Ok(list.items)
-}
-
-/// An empty string counts as absent, as in Multus.
-fn global_namespaces(keys: &BlockReader<'_>) -> Result<Vec<String>, Error> {
-    let key = "globalNamespaces";
-    if keys.value(key).is_some_and(|value| value == "") {
-        return Ok(vec![GLOBAL_NAMESPACE.to_owned()]);
+    match keys.list(key)? {
+        Some(list) if keys.value(key).is_none_or(|value| value != "") => {
+            list.items.iter().try_for_each(|name| check_namespace(key, name)).map(|()| list.items)
+        }
+        _ => Ok(vec![default.to_owned()]),
     }
-    namespaces(keys, key, GLOBAL_NAMESPACE)
 }
 
 fn check_namespace(key: &str, name: &str) -> Result<(), Error> {
@@ -323,7 +315,7 @@ fn types(keys: &BlockReader<'_>, key: &'static str, default: &[&str]) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::Block;
+    use crate::cni::{Block, CniCommand, NetConf};
     use serde_json::json;
 
     fn read(conf: &Value) -> Result<(Option<Primary>, Vec<String>), Error> {
@@ -463,6 +455,20 @@ mod tests {
         let wanted = [NetworkName::Name("a.b".into()), NetworkName::Path("/etc/x.conf".into())];
         assert_eq!(primary.default_networks, wanted);
         assert_eq!(with("globalNamespaces", json!("")).expect("accepted").0.global_namespaces, ["default"]);
+    }
+
+    /// Multus accepts them.
+    #[test]
+    fn a_key_in_another_case_is_a_warning_with_the_right_one() {
+        for key in ["readinessindicatorfile", "namespaceIsolation", "clusterNetwork", "globalNamespaces"] {
+            for other in [key.to_uppercase(), key.to_lowercase(), key.replacen('i', "I", 1)] {
+                let conf = json!({"name": "n", "type": "detour", "delegates": [{"type": "x"}], (&other): "y"});
+                let warnings =
+                    NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "").map(|conf| conf.warnings);
+                let wanted = format!("{other}: unknown key, ignored; did you mean {key:?}?");
+                assert!(other == key || warnings == Ok(vec![wanted]), "{other}: {warnings:?}");
+            }
+        }
     }
 
     #[test]

@@ -40,38 +40,26 @@ const ISTIO: &[&str] = &[
     "plugin_log_level",
     "pod_namespace",
 ];
-/// The keys of Multus (`docs/configuration.md`, `docs/thick-plugin.md`).
+/// The keys of Multus (`docs/configuration.md`), without those of its daemon's own file.
 const MULTUS: &[&str] = &[
     "auxiliaryCNIChainName",
     "binDir",
-    "chrootDir",
-    "cniConf",
     "clusterNetwork",
-    "cniConfigDir",
     "cniDir",
     "confDir",
     "daemonSocketDir",
     "defaultNetworks",
     "delegates",
-    "forceCNIVersion",
     "globalNamespaces",
     "kubeconfig",
     "logFile",
     "logLevel",
     "logOptions",
     "logToStderr",
-    "metricsPort",
-    "multusAutoconfigDir",
-    "multusConfigFile",
-    "multusMasterCNI",
     "multusNamespace",
     "namespaceIsolation",
-    "overrideNetworkName",
-    "perNodeCertificate",
     "readinessindicatorfile",
-    "readinessIndicatorFile",
     "retryDeleteOnError",
-    "socketDir",
     "systemNamespaces",
 ];
 /// The keys of the CNI specification, of libcni, and of all plugins of the CNI project.
@@ -95,7 +83,7 @@ const CNI: &[&str] = &[
 /// The prefix of the specification's keys for runtimes.
 const CNI_PREFIX: &str = "cni.dev/";
 /// The keys in `kubernetes` of maistra's plugin and of earlier versions of istio-cni, which have no effect here.
-pub(super) const MAISTRA: [&str; 4] = ["intercept_type", "iptables_script", "k8s_api_root", "node_name"];
+const MAISTRA: [&str; 4] = ["intercept_type", "iptables_script", "k8s_api_root", "node_name"];
 /// The maximum number of unknown keys with a suggestion: the author of an attachment controls their number.
 const MAX_SUGGESTIONS: usize = 8;
 
@@ -125,11 +113,14 @@ pub(super) fn check_misspelled(keys: &Map<String, Value>) -> Result<(), Error> {
     }
 }
 
-/// Returns the first unknown key at the top level, and the suggestion of a key of this plugin: those of Multus that
-/// resemble `namespace` have no effect in an attachment.
-pub(super) fn first_at_the_top(keys: &Map<String, Value>) -> Option<(String, String)> {
+/// Returns an error message for the first key of an attachment of `--attachments` that is unknown at the top level, with
+/// the suggestion of a key of this plugin: those of Multus that resemble `namespace` have no effect in an attachment.
+#[must_use]
+pub fn unknown_key(keys: &Map<String, Value>) -> Option<String> {
     let key = unknown_at_the_top(keys).next()?;
-    Some((excerpt(key), did_you_mean(key, OWN.iter().copied())))
+    let suggestion = did_you_mean(key, OWN.iter().copied());
+    let next = if suggestion.is_empty() { "; remove it" } else { suggestion.as_str() };
+    Some(format!("{}: unknown key{next}", excerpt(key)))
 }
 
 /// Returns whether the key at the top level is one of this plugin, of istio-cni or of Multus that this plugin may read.
@@ -151,18 +142,6 @@ fn unknown_at_the_top(keys: &Map<String, Value>) -> impl Iterator<Item = &str> {
     let is_known =
         |key: &&str| key.starts_with(CNI_PREFIX) || [CNI, OWN, ISTIO, MULTUS].iter().any(|names| names.contains(key));
     keys.keys().map(String::as_str).filter(move |key| !is_known(key))
-}
-
-/// Removes keys of the node configuration other than `known`, with a warning for each.
-pub(in crate::cni) fn remove_unknown(
-    keys: &mut Map<String, Value>,
-    place: &str,
-    known: &[&'static str],
-    warnings: &mut Vec<String>,
-) {
-    let unknown = keys.keys().map(String::as_str).filter(|key| !known.contains(key));
-    warnings.extend(self::warnings(place, unknown, || known.iter().copied()));
-    keys.retain(|key, _| known.contains(&key.as_str()));
 }
 
 /// Returns a warning for each of the `unknown` keys in `kubernetes` that is not one of maistra's. `known` are the
@@ -204,8 +183,7 @@ mod tests {
             "something: unknown key, ignored",
         ];
         assert_eq!(top(&keys), wanted);
-        let others =
-            json!({"cniConf": "/host/etc/cni/multus", "hostNSEnterExec": false, "readinessindicatorfile": "/f"});
+        let others = json!({"binDir": "/b", "hostNSEnterExec": false, "readinessindicatorfile": "/f"});
         assert_eq!(top(&others), [""; 0], "keys of Multus and istio-cni");
         let known = ["kubeconfig", "agent_socket"];
         let wanted = ["kubernetes.kubeconfg: unknown key, ignored; did you mean \"kubeconfig\"?"];

@@ -6,85 +6,118 @@ mod write;
 
 pub use read::passed_through;
 
+use crate::cni::document::null_is_empty;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use serde_json::{Map, Value};
+use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The result of an ADD with the fields of 1.x, a superset of all versions (SPEC.md, "ADD Success"). Keys that the
-/// specification does not define are preserved.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// The result of an ADD with the fields of 1.x, a superset of all versions (SPEC.md, "ADD Success"). As in the reference
+/// library, keys that the specification does not define are dropped. A field that is empty, 0 or `null` is absent.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct AddResult {
     /// `interfaces`: in the pod's network namespace and on the host.
+    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<Interface>,
     /// `ips`.
+    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub ips: Vec<InterfaceAddress>,
     /// `routes`.
+    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<Route>,
     /// `dns`.
+    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Dns::is_empty")]
     pub dns: Dns,
-    /// Keys that the specification does not define.
-    pub others: Map<String, Value>,
 }
 
-/// A created interface. Fields that are empty or 0 are absent.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// A created interface.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Interface {
     /// `name`.
+    #[serde(deserialize_with = "null_is_empty")]
     pub name: String,
     /// `mac`: the hardware address.
+    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "String::is_empty")]
     pub mac: String,
     /// `mtu`, in bytes; since 1.1.0.
+    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "is_zero")]
     pub mtu: u32,
     /// `sandbox`: the path of the network namespace; empty for an interface of the host.
+    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "String::is_empty")]
     pub sandbox: String,
     /// `socketPath`; since 1.1.0.
+    #[serde(rename = "socketPath", deserialize_with = "null_is_empty", skip_serializing_if = "String::is_empty")]
     pub socket_path: String,
     /// `pciID`; since 1.1.0.
+    #[serde(rename = "pciID", deserialize_with = "null_is_empty", skip_serializing_if = "String::is_empty")]
     pub pci_id: String,
-    /// Keys that the specification does not define.
-    pub others: Map<String, Value>,
 }
 
 /// An address of an interface.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceAddress {
     /// `interface`: an index into the result's interfaces. Versions up to 0.2.0 do not have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<i64>,
     /// `address` with the prefix length of its network.
+    #[serde(deserialize_with = "read::prefix")]
     pub address: IpNet,
     /// `gateway`.
+    #[serde(default, deserialize_with = "read::gateway", skip_serializing_if = "Option::is_none")]
     pub gateway: Option<IpAddr>,
-    /// Keys that the specification does not define.
-    pub others: Map<String, Value>,
 }
 
-/// A created route.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A created route. Its attributes are specified since 1.1.0, but the reference library accepts them since 0.3.0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     /// `dst`.
+    #[serde(deserialize_with = "read::prefix")]
     pub dst: IpNet,
     /// `gw`.
+    #[serde(default, deserialize_with = "read::gateway", skip_serializing_if = "Option::is_none")]
     pub gw: Option<IpAddr>,
-    /// `mtu`, `advmss`, `priority`, `table`, `scope`, if present; specified since 1.1.0, but the reference library
-    /// accepts them since 0.3.0.
-    pub metrics: Map<String, Value>,
-    /// Keys that the specification does not define.
-    pub others: Map<String, Value>,
+    /// The other attributes.
+    #[serde(flatten)]
+    pub metrics: Metrics,
+}
+
+/// The attributes of a route other than destination and gateway (reference library, `pkg/types`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Metrics {
+    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "is_zero")]
+    mtu: i64,
+    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "is_zero")]
+    advmss: i64,
+    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "is_zero")]
+    priority: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    table: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scope: Option<i64>,
 }
 
 /// The DNS configuration.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Dns {
     /// `nameservers`: addresses, in order.
+    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub nameservers: Vec<String>,
     /// `domain`.
+    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "String::is_empty")]
     pub domain: String,
     /// `search`: domains, in order.
+    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub search: Vec<String>,
     /// `options` of resolv.conf(5).
+    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
-    /// Keys that the specification does not define.
-    pub others: Map<String, Value>,
+}
+
+fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
+    *number == T::default()
 }
 
 impl AddResult {
@@ -111,7 +144,7 @@ impl AddResult {
             IpAddr::V4(_) => Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0).into(),
             IpAddr::V6(_) => Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0).into(),
         };
-        self.routes.push(Route { dst, gw: Some(gateway), metrics: Map::new(), others: Map::new() });
+        self.routes.push(Route { dst, gw: Some(gateway), metrics: Metrics::default() });
     }
 
     /// Returns the default network's result (`self`) with the interfaces of the other attachments appended, and also
@@ -169,12 +202,12 @@ mod tests {
         let default = result(&json!({
             "interfaces": [{"name": "vethA"}, {"name": "eth0", "sandbox": "/n"}],
             "ips": [{"interface": 1, "address": "10.0.0.2/24", "gateway": "10.0.0.1"}],
-            "routes": [{"dst": "0.0.0.0/0"}], "dns": {"domain": "d"}, "own": 1,
+            "routes": [{"dst": "0.0.0.0/0"}], "dns": {"domain": "d"},
         }));
         let macvlan = result(&json!({
             "interfaces": [{"name": "net1", "sandbox": "/n"}],
             "ips": [{"interface": 0, "address": "10.1.0.2/24"}, {"interface": 1, "address": "fd::1/64"}],
-            "routes": [{"dst": "10.9.0.0/16"}], "dns": {"domain": "e"}, "other": 1,
+            "routes": [{"dst": "10.9.0.0/16"}], "dns": {"domain": "e"},
         }));
         let bridge = result(&json!({
             "interfaces": [{"name": "br0"}, {"name": "net2", "sandbox": "/n"}],
@@ -190,7 +223,6 @@ mod tests {
         assert_eq!(names, ["vethA", "eth0", "net1", "br0", "net2"]);
         assert_eq!(merged["ips"], json!([{"interface": 1, "address": "10.0.0.2/24", "gateway": "10.0.0.1"}]));
         assert_eq!((&merged["routes"], &merged["dns"]), (&json!([{"dst": "0.0.0.0/0"}]), &json!({"domain": "d"})));
-        assert_eq!((&merged["own"], &merged["other"]), (&json!(1), &Value::Null));
     }
 
     #[test]

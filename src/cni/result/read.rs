@@ -1,17 +1,37 @@
 //! Parses results of any version, and passes the previous result through.
 
-use super::{AddResult, Dns, Interface, InterfaceAddress, Route};
-use crate::cni::block::BlockReader;
+use super::{AddResult, Dns, InterfaceAddress, Route};
+use crate::cni::document::null_is_empty;
 use crate::cni::error::{Code, Error};
 use crate::cni::list::wrong_type;
 use crate::cni::netconf::NetConf;
 use crate::cni::version::{self, ResultShape};
 use ipnet::{IpNet, Ipv4Net};
+use serde::de::{DeserializeOwned, Deserializer, Error as _};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::net::IpAddr;
 
-/// The attributes of a route other than destination and gateway (reference library, `pkg/types`).
-const METRICS: [&str; 5] = ["mtu", "advmss", "priority", "table", "scope"];
+/// A result up to 0.2.0: one address of each address family, with its routes.
+#[derive(Default, Serialize, Deserialize)]
+pub(super) struct SingleAddresses {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ip4: Option<SingleAddress>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ip6: Option<SingleAddress>,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub(super) dns: Dns,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct SingleAddress {
+    #[serde(deserialize_with = "prefix")]
+    pub(super) ip: IpNet,
+    #[serde(default, deserialize_with = "gateway", skip_serializing_if = "Option::is_none")]
+    pub(super) gateway: Option<IpAddr>,
+    #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
+    pub(super) routes: Vec<Route>,
+}
 
 impl AddResult {
     /// Parses a result. `unstated` is its version if it has none: that of the configuration for which it was
@@ -20,159 +40,64 @@ impl AddResult {
     /// # Errors
     /// [`Code::InvalidConfig`] with the path of the invalid key, which starts with `result`.
     pub fn read(value: &Value, unstated: &str) -> Result<Self, Error> {
-        let keys = BlockReader::new("result", value)?;
-        let version = keys.string("cniVersion")?.filter(|version| !version.is_empty()).unwrap_or(unstated);
+        // serde would read an array as the fields in their order.
+        if !value.is_object() {
+            return Err(wrong_type("result", value, "an object"));
+        }
+        let version = match value.get("cniVersion") {
+            None | Some(Value::Null) => unstated,
+            Some(Value::String(version)) => Some(&**version).filter(|version| !version.is_empty()).unwrap_or(unstated),
+            Some(other) => return Err(wrong_type("result.cniVersion", other, "a string")),
+        };
         let Some(shape) = ResultShape::of(version) else {
-            let (place, supported) = (keys.place("cniVersion"), version::SUPPORTED.join(", "));
-            let msg = format!("{place}: invalid value {version:?}; expected one of {supported}");
-            return Err(Error::new(Code::InvalidConfig, msg));
+            let supported = format!("one of {}", version::SUPPORTED.join(", "));
+            return Err(wrong_type("result.cniVersion", &version.into(), &supported));
         };
-        let mut result = match shape {
-            ResultShape::V0_1 => single_addresses(&keys)?,
-            ResultShape::V0_3 | ResultShape::V1_0 => Self {
-                interfaces: each(&keys, "interfaces", interface)?,
-                ips: each(&keys, "ips", |keys| address(keys, shape))?,
-                routes: each(&keys, "routes", route)?,
-                ..Self::default()
-            },
-        };
-        result.dns = keys.block("dns")?.map(|dns| read_dns(&dns)).transpose()?.unwrap_or_default();
-        result.others = keys.others();
-        Ok(result)
-    }
-}
-
-/// Parses a result up to 0.2.0: one address of each address family, with its routes.
-fn single_addresses(keys: &BlockReader<'_>) -> Result<AddResult, Error> {
-    let mut result = AddResult::default();
-    for key in ["ip4", "ip6"] {
-        let Some(keys) = keys.block(key)? else { continue };
-        let address = required(&keys, "ip", PREFIX, prefix)?;
-        let gateway = gateway(&keys, "gateway")?;
-        result.routes.extend(each(&keys, "routes", single_route)?);
-        result.ips.push(InterfaceAddress { interface: None, address, gateway, others: keys.others() });
-    }
-    Ok(result)
-}
-
-fn interface(keys: &BlockReader<'_>) -> Result<Interface, Error> {
-    let string = |key| keys.string(key).map(|text| text.unwrap_or_default().to_owned());
-    Ok(Interface {
-        name: string("name")?,
-        mac: string("mac")?,
-        mtu: keys.number("mtu", 0, u32::MAX)?.unwrap_or(0),
-        sandbox: string("sandbox")?,
-        socket_path: string("socketPath")?,
-        pci_id: string("pciID")?,
-        others: keys.others(),
-    })
-}
-
-fn address(keys: &BlockReader<'_>, shape: ResultShape) -> Result<InterfaceAddress, Error> {
-    if shape == ResultShape::V0_3 {
-        // The address implies the IP version.
-        let _ = keys.value("version");
-    }
-    let expected = "a whole number";
-    let index = |value: &Value| value.as_i64().ok_or_else(|| wrong_type(&keys.place("interface"), value, expected));
-    Ok(InterfaceAddress {
-        interface: keys.value("interface").map(index).transpose()?,
-        address: required(keys, "address", PREFIX, prefix)?,
-        gateway: gateway(keys, "gateway")?,
-        others: keys.others(),
-    })
-}
-
-fn route(keys: &BlockReader<'_>) -> Result<Route, Error> {
-    let mut metrics = Map::new();
-    for key in METRICS {
-        match keys.value(key) {
-            None => {}
-            // 0 means absent, except for the table and the scope.
-            Some(value) if value == 0 && !matches!(key, "table" | "scope") => {}
-            Some(value) if value.is_i64() => drop(metrics.insert(key.to_owned(), value.clone())),
-            Some(value) => return Err(wrong_type(&keys.place(key), value, "a whole number")),
+        match shape {
+            ResultShape::V0_1 => parse(value).map(|SingleAddresses { ip4, ip6, dns }| {
+                let mut result = Self { dns, ..Self::default() };
+                for SingleAddress { ip, gateway, routes } in [ip4, ip6].into_iter().flatten() {
+                    result.ips.push(InterfaceAddress { interface: None, address: ip, gateway });
+                    result.routes.extend(routes);
+                }
+                result
+            }),
+            ResultShape::V0_3 | ResultShape::V1_0 => parse(value),
         }
     }
-    let dst = required(keys, "dst", PREFIX, prefix)?;
-    Ok(Route { dst, gw: gateway(keys, "gw")?, metrics, others: keys.others() })
 }
 
-/// Parses a route up to 0.2.0, which has no attributes: such keys are preserved.
-fn single_route(keys: &BlockReader<'_>) -> Result<Route, Error> {
-    let mut route = route(keys)?;
-    route.others.extend(std::mem::take(&mut route.metrics));
-    Ok(route)
-}
-
-fn read_dns(keys: &BlockReader<'_>) -> Result<Dns, Error> {
-    Ok(Dns {
-        nameservers: strings(keys, "nameservers")?,
-        domain: keys.string("domain")?.unwrap_or_default().to_owned(),
-        search: strings(keys, "search")?,
-        options: strings(keys, "options")?,
-        others: keys.others(),
+fn parse<T: DeserializeOwned>(value: &Value) -> Result<T, Error> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let (path, cause) = (error.path().to_string(), error.inner());
+        // The path of the value itself.
+        let path = if path == "." { String::new() } else { format!(".{path}") };
+        Error::new(Code::InvalidConfig, format!("result{path}: {cause}"))
     })
 }
 
-const PREFIX: &str = "an address with its prefix length, as 10.0.0.1/24";
-
-/// Parses an address as the reference library does: an IPv4-mapped IPv6 address is an IPv4 address.
-fn prefix(text: &str) -> Option<IpNet> {
-    let net: IpNet = text.parse().ok()?;
-    match (net.addr().to_canonical(), net.prefix_len().checked_sub(96)) {
+/// Parses an address with its prefix length as the reference library does: an IPv4-mapped IPv6 address is an IPv4
+/// address.
+pub(super) fn prefix<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpNet, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let net = text.parse::<IpNet>().map_err(|_| {
+        D::Error::custom(format!("invalid value {text:?}; expected an address with its prefix length, as 10.0.0.1/24"))
+    })?;
+    Ok(match (net.addr().to_canonical(), net.prefix_len().checked_sub(96)) {
         (IpAddr::V4(address), Some(length)) if net.addr().is_ipv6() => {
-            Ipv4Net::new(address, length).ok().map(IpNet::V4)
+            Ipv4Net::new(address, length).map_or(net, IpNet::V4)
         }
-        _ => Some(net),
-    }
+        _ => net,
+    })
 }
 
 /// Parses an address; `None` for an empty string.
-fn gateway(keys: &BlockReader<'_>, key: &'static str) -> Result<Option<IpAddr>, Error> {
-    let Some(text) = keys.string(key)?.filter(|text| !text.is_empty()) else { return Ok(None) };
-    match text.parse::<IpAddr>() {
-        Ok(address) => Ok(Some(address.to_canonical())),
-        Err(_) => Err(wrong_type(&keys.place(key), &Value::from(text), "an IPv4 or IPv6 address")),
-    }
-}
-
-fn required<T>(
-    keys: &BlockReader<'_>,
-    key: &'static str,
-    expected: &str,
-    convert: impl Fn(&str) -> Option<T>,
-) -> Result<T, Error> {
-    let Some(value) = keys.value(key) else {
-        return Err(Error::new(Code::InvalidConfig, format!("{}: missing; expected {expected}", keys.place(key))));
+pub(super) fn gateway<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
+    let Some(text) = Option::<String>::deserialize(deserializer)?.filter(|text| !text.is_empty()) else {
+        return Ok(None);
     };
-    value.as_str().and_then(convert).ok_or_else(|| wrong_type(&keys.place(key), value, expected))
-}
-
-/// Parses each object of an array with `read`.
-fn each<T>(
-    keys: &BlockReader<'_>,
-    key: &'static str,
-    read: impl Fn(&BlockReader<'_>) -> Result<T, Error>,
-) -> Result<Vec<T>, Error> {
-    let items = array(keys, key, "an array of objects")?;
-    let item = |(i, item)| read(&BlockReader::new(format!("{}[{i}]", keys.place(key)), item)?);
-    items.iter().enumerate().map(item).collect()
-}
-
-fn strings(keys: &BlockReader<'_>, key: &'static str) -> Result<Vec<String>, Error> {
-    let expected = "an array of strings";
-    let text =
-        |value: &Value| value.as_str().map(str::to_owned).ok_or_else(|| wrong_type(&keys.place(key), value, expected));
-    array(keys, key, expected)?.iter().map(text).collect()
-}
-
-fn array<'a>(keys: &BlockReader<'a>, key: &'static str, expected: &str) -> Result<&'a [Value], Error> {
-    match keys.value(key) {
-        None => Ok(&[]),
-        Some(Value::Array(items)) => Ok(items),
-        Some(other) => Err(wrong_type(&keys.place(key), other, expected)),
-    }
+    let invalid = |_| D::Error::custom(format!("invalid value {text:?}; expected an IPv4 or IPv6 address"));
+    text.parse().map(|address: IpAddr| Some(address.to_canonical())).map_err(invalid)
 }
 
 /// Returns the result of a plugin that creates no interface: the configuration's `prevResult` with all its keys, or
@@ -223,6 +148,7 @@ fn check_version(previous: &Map<String, Value>, cni_version: &str) -> Result<(),
 
 #[cfg(test)]
 mod tests {
+    use super::super::Metrics;
     use super::*;
     use crate::cni::CniCommand;
     use serde_json::json;
@@ -232,7 +158,7 @@ mod tests {
         let old = json!({"ip4": {"ip": "10.0.0.2/24"}});
         assert_eq!(AddResult::read(&old, "0.2.0").expect("a result").ips.len(), 1);
         let read = AddResult::read(&old, "1.0.0").expect("a result");
-        assert!(read.ips.is_empty() && read.others.contains_key("ip4"));
+        assert_eq!(read, AddResult::default());
         let labelled = json!({"cniVersion": "0.1.0", "ip4": {"ip": "10.0.0.2/24"}});
         assert_eq!(AddResult::read(&labelled, "1.0.0").expect("a result").ips.len(), 1);
         let error = AddResult::read(&json!({"cniVersion": "2.0.0"}), "1.0.0").expect_err("another version");
@@ -256,7 +182,7 @@ mod tests {
             "ips": [{"address": "::ffff:10.0.0.2/120", "gateway": "::ffff:10.0.0.1", "interface": null}],
         });
         let read = AddResult::read(&odd, "0.4.0").expect("a result");
-        assert_eq!((read.routes[0].gw, read.routes[0].metrics.len()), (None, 0));
+        assert_eq!((read.routes[0].gw, &read.routes[0].metrics), (None, &Metrics::default()));
         assert_eq!(read.ips[0].address.to_string(), "10.0.0.2/24");
         assert_eq!(read.ips[0].gateway, Some("10.0.0.1".parse().expect("an address")));
         assert!(read.has_interface() && read.dns.is_empty());
@@ -266,15 +192,18 @@ mod tests {
     fn errors_have_the_path_of_the_key() {
         for (value, wanted) in [
             (json!([]), "result: invalid value []; expected an object"),
-            (json!({"ips": {}}), "result.ips: invalid value {}; expected an array of objects"),
-            (json!({"ips": [7]}), "result.ips[0]: invalid value 7; expected an object"),
-            (json!({"ips": [{}]}), "result.ips[0].address: missing; expected an address with its prefix"),
-            (json!({"ips": [{"address": "10.0.0.1"}]}), r#"result.ips[0].address: invalid value "10.0.0.1""#),
+            (json!({"ips": {}}), "result.ips: invalid type: map, expected a sequence"),
+            (json!({"ips": [7]}), "result.ips[0]: invalid type: integer `7`"),
+            (json!({"ips": [{}]}), "result.ips[0]: missing field `address`"),
+            (
+                json!({"ips": [{"address": "10.0.0.1"}]}),
+                r#"result.ips[0].address: invalid value "10.0.0.1"; expected "#,
+            ),
             (json!({"ips": [{"address": "::/0", "gateway": "x"}]}), r#"result.ips[0].gateway: invalid value "x""#),
-            (json!({"ips": [{"address": "::/0", "interface": "0"}]}), r#"result.ips[0].interface: invalid value "0""#),
-            (json!({"interfaces": [{"name": 1}]}), "result.interfaces[0].name: invalid value 1"),
-            (json!({"routes": [{"dst": "::/0", "table": "x"}]}), r#"result.routes[0].table: invalid value "x""#),
-            (json!({"dns": {"search": "a"}}), r#"result.dns.search: invalid value "a"; expected an array of"#),
+            (json!({"ips": [{"address": "::/0", "interface": "0"}]}), "result.ips[0].interface: invalid type: string"),
+            (json!({"interfaces": [{"name": 1}]}), "result.interfaces[0].name: invalid type: integer `1`"),
+            (json!({"routes": [{"dst": "::/0", "table": "x"}]}), "result.routes[0]: invalid type: string"),
+            (json!({"dns": {"search": "a"}}), "result.dns.search: invalid type: string"),
             (json!({"cniVersion": 1}), "result.cniVersion: invalid value 1; expected a string"),
         ] {
             let error = AddResult::read(&value, "1.0.0").expect_err("refused");
@@ -282,7 +211,7 @@ mod tests {
             assert!(error.msg.starts_with(wanted), "{error}");
         }
         let error = AddResult::read(&json!({"ip4": {}}), "0.2.0").expect_err("refused");
-        assert!(error.msg.starts_with("result.ip4.ip: missing"), "{error}");
+        assert!(error.msg.starts_with("result.ip4: missing field `ip`"), "{error}");
     }
 
     #[test]

@@ -82,29 +82,18 @@ fn definition(source: Option<&dyn Cluster>, selection: &Selection) -> Result<Def
     let found = source.definitions(&[DefinitionQuery { object: object.clone(), awaited: false }]);
     match found.map_err(|error| CheckVerdict::to_do(error.to_string(), by_hand))?.pop() {
         Some(Lookup::Found(definition)) => Ok(definition),
-        _ => Err(missing(source, selection, &object)),
+        _ => Err(missing(selection, &object)),
     }
 }
 
-fn missing(source: &dyn Cluster, selection: &Selection, ObjectRef { namespace, name }: &ObjectRef) -> CheckVerdict {
-    let found =
-        format!("{}: NetworkAttachmentDefinition {name:?} not found in namespace {namespace:?}", selection.place);
-    let elsewhere = source.namespaces_with_definition(name);
-    let nowhere = if elsewhere.is_some() { ", nor in any other namespace" } else { "" };
-    let elsewhere = elsewhere.unwrap_or_default();
-    match elsewhere.first() {
-        Some(other) => CheckVerdict::fail(
-            format!("{found}; found in {}", elsewhere.join(", ")),
-            format!("use {other}/{name} in the annotation, or create the definition in namespace {namespace}"),
+fn missing(selection: &Selection, ObjectRef { namespace, name }: &ObjectRef) -> CheckVerdict {
+    CheckVerdict::fail(
+        format!("{}: NetworkAttachmentDefinition {name:?} not found in namespace {namespace:?}", selection.place),
+        format!(
+            "create it (manifests/samples has an example): kubectl apply -n {namespace} -f FILE; or write NAMESPACE/{name} \
+             in the annotation for one of another namespace, or remove it"
         ),
-        None => CheckVerdict::fail(
-            format!("{found}{nowhere}"),
-            format!(
-                "create it (manifests/samples has an example): kubectl apply -n {namespace} -f FILE; or remove it from the \
-                 annotation"
-            ),
-        ),
-    }
+    )
 }
 
 /// Returns the configuration to which a definition leads: in words and, if it is one of this plugin, as a value.

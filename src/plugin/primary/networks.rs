@@ -47,9 +47,9 @@ fn govern(
     }
     let place = format!("network {network}");
     let node = NodeConf::from_configuration(conf);
-    let is_own = |kind: &str| kind == PROGRAM || primary.in_process_types.iter().any(|own| own == kind);
+    let own: Vec<&str> = primary.in_process_types.iter().map(String::as_str).chain([PROGRAM]).collect();
     let governed = configuration.changed(&place, |text| {
-        let governed = node.govern_all(text, &is_own);
+        let governed = node.govern_all(text, &own);
         let governed = governed.map_err(|error| Error { msg: format!("{place}: {}", error.msg), ..error })?;
         Ok(governed.map(|(text, ignored)| {
             warnings.extend(ignored.into_iter().map(|ignored| format!("{place}: {ignored}")));
@@ -182,10 +182,6 @@ impl Definitions for OptionalDefinitions<'_> {
             self.failure.get_or_init(|| error);
             Ok(all)
         })
-    }
-
-    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
-        self.source.namespaces_with_definition(name)
     }
 }
 

@@ -144,6 +144,12 @@ pub struct ContainerStatus {
 }
 
 impl ContainerStatus {
+    /// Returns whether the container has neither attachments nor a redirection.
+    #[must_use]
+    pub const fn is_bare(&self) -> bool {
+        self.attachments.is_empty() && !self.redirected
+    }
+
     /// Returns whether the container is redirected by its own attachments, without drift.
     #[must_use]
     pub fn is_right(&self) -> bool {

@@ -2,9 +2,8 @@
 
 use crate::repair::kernel::Kernel;
 use crate::repair::pod::Pod;
-use crate::repair::scene::{Scene, event, one, scene};
-use detour_cni::agent::pods::{Cause, RepairOutcome};
-use detour_cni::agent::{ObservedPod, RepairMode};
+use crate::repair::scene::{Scene, assert_is, event, one, scene};
+use detour_cni::agent::ObservedPod;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,7 +37,7 @@ fn flushed_rules_are_restored() {
         pod.tool("nft", &["flush", "ruleset"], "");
         assert_eq!(repair.run_pass(&[Arc::clone(&observed)], start + SECOND), [], "not due");
         let done = one(repair.run_pass(&[Arc::clone(&observed)], start + 60 * SECOND));
-        assert_eq!((done.cause, done.mode, done.outcome), (Cause::Drift, RepairMode::InPlace, RepairOutcome::Repaired));
+        assert_is(&done, "DetourRepaired", "its rules had drifted");
         assert_eq!(scene.events(1), [event("DetourRepaired", "Normal")]);
         assert_eq!(scene.counted("detour_drift_total"), 1);
         assert_eq!(scene.counted("detour_repairs_total{type=\"repair\",result=\"done\"}"), 1);
@@ -66,7 +65,7 @@ fn names_without_rules_neither_remove_a_redirection_nor_prevent_its_repair() {
             pod.tool("sh", &["-c", lure], "");
             pod.tool("iptables", &["-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
             let done = one(scene.repair().run_pass(&[Arc::new(pod.observed())], Instant::now()));
-            assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired), "{lure}");
+            assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again: its rules had drifted");
             pod.tool("iptables", &["-t", "nat", "-C", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
             pod.call(scene, "CHECK");
 
@@ -75,7 +74,11 @@ fn names_without_rules_neither_remove_a_redirection_nor_prevent_its_repair() {
             let (mut repair, observed, start) = (scene.repair(), Arc::new(bare.observed()), Instant::now());
             repair.run_pass(&[Arc::clone(&observed)], start);
             let done = one(repair.run_pass(&[Arc::clone(&observed)], start + 5 * SECOND));
-            assert_eq!((done.cause, done.outcome), (Cause::NoRules, RepairOutcome::Repaired), "{lure}");
+            assert_is(
+                &done,
+                "DetourRepaired",
+                "traffic is redirected to the sidecar again: it had a sidecar and no rules",
+            );
             bare.tool(
                 "sh",
                 &["-c", "nft list ruleset | grep -q 'redirect to :15001\\|--to-ports 15001\\|REDIRECT'"],
@@ -98,7 +101,7 @@ fn a_repair_keeps_what_the_record_redirects() {
         pod.tool("nft", &["-f", "-"], OTHER);
         pod.tool("iptables", &["-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
         let done = one(scene.repair().run_pass(&[Arc::new(pod.observed())], Instant::now()));
-        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
+        assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again: its rules had drifted");
         let after = pod.tool("iptables-save", &["-t", "nat"], "").lines().filter(|line| line.starts_with("-A")).count();
         assert_eq!(after, before);
         pod.call(scene, "CHECK");
@@ -114,7 +117,7 @@ fn another_tools_entry_of_a_known_type_in_the_list_does_not_prevent_repairs() {
         let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
         repair.run_pass(&[Arc::clone(&observed)], start);
         let done = one(repair.run_pass(&[Arc::clone(&observed)], start + 5 * SECOND));
-        assert_eq!(done.outcome, RepairOutcome::Repaired);
+        assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again");
         is_as_plain_until_deleted(scene, &pod);
     });
 }
@@ -137,7 +140,7 @@ fn a_missing_rule_is_restored_without_a_source_of_facts() {
         std::fs::remove_dir_all(scene.node.root.join("manifests")).expect("removed");
         pod.tool("iptables", &["-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
         let done = one(scene.repair().run_pass(&[Arc::new(pod.observed())], Instant::now()));
-        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
+        assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again: its rules had drifted");
         pod.call(scene, "CHECK");
     });
 }
@@ -151,7 +154,11 @@ fn a_changed_pod_is_checked() {
         repair.run_pass(&[Arc::new(pod.observed())], start);
         pod.tool("nft", &["flush", "ruleset"], "");
         let changed = Arc::new(ObservedPod { resource_version: "8".into(), ..pod.observed() });
-        assert_eq!(one(repair.run_pass(&[changed], start + 6 * SECOND)).outcome, RepairOutcome::Repaired);
+        assert_is(
+            &one(repair.run_pass(&[changed], start + 6 * SECOND)),
+            "DetourRepaired",
+            "traffic is redirected to the sidecar again",
+        );
     });
 }
 
@@ -162,7 +169,7 @@ fn a_pod_that_started_before_the_plugin_gets_its_rules() {
         let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
         assert_eq!(repair.run_pass(&[Arc::clone(&observed)], start), [], "a runtime may be at work");
         let done = one(repair.run_pass(&[Arc::clone(&observed)], start + 5 * SECOND));
-        assert_eq!((done.cause, done.outcome), (Cause::NoRules, RepairOutcome::Repaired));
+        assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again: it had a sidecar and no rules");
         assert_eq!(scene.attachments(&pod), ["cluster@eth0.json"], "as the runtime would have it");
         assert_eq!(repair.run_pass(&[observed], start + 70 * SECOND), []);
         is_as_plain_until_deleted(scene, &pod);
@@ -176,8 +183,7 @@ fn a_process_in_another_pods_netns_does_not_redirect_the_repair() {
         let before = Kernel::of(&other);
         let stray = other.stray(scene);
         let done = one(scene.repair().run_pass(&[stray.unvalidated()], Instant::now()));
-        let has_reason = |part| matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains(part));
-        assert!(has_reason("has none of the pod's addresses"), "{done:?}");
+        assert_is(&done, "DetourRepairFailed", "has none of the pod's addresses");
         Kernel::of(&other).assert_is(&before, "untouched");
         assert!(scene.attachments(&stray).is_empty());
     });
@@ -191,10 +197,7 @@ fn a_pod_without_a_netns_gets_an_event() {
         let observed = pod.unvalidated();
         pod.go(scene);
         let done = one(scene.repair().run_pass(&[observed], Instant::now()));
-        assert!(
-            matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("no network namespace")),
-            "{done:?}"
-        );
+        assert_is(&done, "DetourRepairFailed", "network namespace");
         assert_eq!(scene.events(1), [event("DetourRepairFailed", "Warning")]);
     });
 }
@@ -250,7 +253,7 @@ fn a_pod_is_redirected_without_its_requests_outside_the_bounds() {
         let mut pod = scene.pod();
         pod.annotate(scene, "detour.io/exclude-uids", "7000,*");
         let done = one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now()));
-        assert_eq!(done.outcome, RepairOutcome::Repaired);
+        assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again");
         let exclusions = pod.tool("nft", &["list", "chain", "inet", "detour-exclusions", "DETOUR_OUTPUT"], "");
         assert!(exclusions.contains("skuid 7000"), "{exclusions}");
         assert!(pod.tool("iptables-save", &["-t", "nat"], "").contains("--to-ports 15001"));

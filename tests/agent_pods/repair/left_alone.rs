@@ -1,9 +1,8 @@
 //! Pods that are not repaired.
 
 use crate::repair::kernel::Kernel;
-use crate::repair::scene::{Repair, one, scene};
+use crate::repair::scene::{Repair, assert_is, one, scene};
 use detour_cni::agent::ObservedPod;
-use detour_cni::agent::pods::RepairOutcome;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +24,7 @@ fn rules_of_another_tool_stay() {
         let before = Kernel::of(&pod);
         assert_eq!(repairs(&mut scene.repair(), &Arc::new(pod.observed())), 0, "it has rules");
         let done = one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now()));
-        assert!(matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("another tool")), "{done:?}");
+        assert_is(&done, "DetourRepairFailed", "another tool");
         Kernel::of(&pod).assert_is(&before, "untouched");
     });
 }

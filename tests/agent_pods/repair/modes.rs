@@ -1,12 +1,11 @@
-//! Deleting pods, Events, the limits of the queue and of deletions, and a whole agent.
+//! Deleting pods, Events, late passes, the limit of deletions, and a whole agent.
 
 use crate::repair::agent_process::Agent;
 use crate::repair::api::{Api, NAMESPACES, PODS};
 use crate::repair::kernel::Kernel;
-use crate::repair::scene::{Scene, event, one, scene, scene_with};
+use crate::repair::scene::{Scene, assert_is, event, one, scene, scene_with};
 use crate::repair::server::Answer;
 use crate::support::wait::until;
-use detour_cni::agent::pods::{Cause, RepairOutcome};
 use detour_cni::agent::{ObservedPod, RepairMode};
 use detour_cni::pod::Container;
 use serde_json::json;
@@ -19,7 +18,7 @@ fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
         let pod = scene.pod();
         let mut repair = scene.repair_by(RepairMode::Delete);
         let done = one(repair.run_pass(&[pod.unvalidated()], Instant::now()));
-        assert_eq!((done.cause, done.outcome), (Cause::ValidationFailed, RepairOutcome::Deleted));
+        assert_is(&done, "DetourDeleted", "its init container found");
         let deleted = scene.request_bodies(&format!("DELETE /api/v1/namespaces/shop/pods/{}", pod.name()));
         assert_eq!(deleted[0]["preconditions"], json!({"uid": pod.uid, "resourceVersion": "7"}));
         assert_eq!(scene.events(1), [event("DetourDeleted", "Warning")]);
@@ -27,7 +26,7 @@ fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
         let bare = scene.pod();
         let observed = Arc::new(ObservedPod { owned: false, ..ObservedPod::clone(&bare.unvalidated()) });
         let done = one(scene.repair_by(RepairMode::Delete).run_pass(&[observed], Instant::now()));
-        assert!(matches!(done.outcome, RepairOutcome::Failed(why) if why.contains("no controller")));
+        assert_is(&done, "DetourRepairFailed", "no controller");
         assert_eq!(scene.request_bodies("DELETE").len(), 1);
         assert_eq!(scene.events(2)[1], event("DetourRepairFailed", "Warning"));
     });
@@ -43,12 +42,10 @@ fn a_pod_with_the_desired_rules_is_not_deleted() {
         let without_address = ObservedPod { addresses: Vec::new(), ..ObservedPod::clone(&pod.unvalidated()) };
         assert_eq!(repair.run_pass(&[Arc::new(without_address)], Instant::now()), [], "its rules can't be read yet");
         let mut repair = scene.repair_by(RepairMode::Delete);
-        let done = one(repair.run_pass(&[pod.unvalidated()], Instant::now()));
-        assert_eq!(done.cause, Cause::ValidationFailed);
-        assert!(
-            matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("its rules are the desired ones")),
-            "{done:?}"
-        );
+        let start = Instant::now();
+        assert_eq!(repair.run_pass(&[pod.unvalidated()], start), [], "the kubelet repeats the validation");
+        let done = one(repair.run_pass(&[pod.unvalidated()], start + Duration::from_secs(660)));
+        assert_is(&done, "DetourRepairFailed", "its rules are the desired ones");
         assert!(scene.request_bodies("DELETE").is_empty());
         assert_eq!(scene.events(1)[0], event("DetourRepairFailed", "Warning"));
     });
@@ -63,24 +60,22 @@ fn a_pod_that_changed_since_is_not_deleted() {
     scene_with(conflict, |scene| {
         let pod = scene.pod();
         let done = one(scene.repair_by(RepairMode::Delete).run_pass(&[pod.unvalidated()], Instant::now()));
-        assert!(matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("409")), "{done:?}");
+        assert_is(&done, "DetourRepairFailed", "409");
     });
 }
 
 #[test]
-fn a_pod_that_can_not_be_repaired_keeps_running_and_the_first_and_last_failure_have_an_event() {
+fn a_pod_that_can_not_be_repaired_keeps_running_and_has_one_event_an_hour() {
     scene(|scene| {
         let pod = scene.pod();
         pod.tool("ip", &["addr", "del", "10.88.0.2/24", "dev", "eth0"], "");
         let (mut repair, mut now, mut done) = (scene.repair(), Instant::now(), Vec::new());
-        for _ in 0..7 {
+        for _ in 0..8 {
             done.extend(repair.run_pass(&[pod.unvalidated()], now));
             now += Duration::from_secs(600);
         }
-        assert!(
-            done.len() == 5 && done.iter().all(|done| matches!(done.outcome, RepairOutcome::Failed(_))),
-            "{done:?}"
-        );
+        assert_eq!(scene.counted("detour_repairs_total{type=\"repair\",result=\"failed\"}"), 8);
+        assert_eq!(done.len(), 2, "one an hour: {done:?}");
         assert!(scene.request_bodies("DELETE").is_empty());
         let failed = event("DetourRepairFailed", "Warning");
         assert_eq!(scene.events(2), [failed.clone(), failed]);
@@ -94,7 +89,7 @@ fn drift_is_repaired_in_place_in_every_mode() {
         pod.call(scene, "ADD");
         pod.tool("nft", &["flush", "ruleset"], "");
         let done = one(scene.repair_by(RepairMode::Delete).run_pass(&[Arc::new(pod.observed())], Instant::now()));
-        assert_eq!((done.cause, done.mode, done.outcome), (Cause::Drift, RepairMode::InPlace, RepairOutcome::Repaired));
+        assert_is(&done, "DetourRepaired", "its rules had drifted");
         assert!(scene.request_bodies("DELETE").is_empty());
     });
 }
@@ -105,30 +100,21 @@ fn an_unavailable_api_server_delays_no_repair() {
         |_| Answer::Close,
         |scene| {
             let pod = scene.pod();
-            assert_eq!(
-                one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now())).outcome,
-                RepairOutcome::Repaired
-            );
+            let done = one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now()));
+            assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again");
         },
     );
 }
 
 #[test]
-fn pods_beyond_the_queue_limit_are_checked_later() {
+fn passes_that_are_late_are_counted() {
     scene(|scene| {
-        let pod = scene.pod();
-        let mut crowd: Vec<Arc<ObservedPod>> = (0..600)
-            .map(|number| {
-                let mut other = pod.observed();
-                other.pod.uid = Some(format!("-{number}"));
-                Arc::new(other)
-            })
-            .collect();
-        crowd.push(pod.unvalidated());
-        let (mut repair, start) = (scene.repair(), Instant::now());
-        assert_eq!(repair.run_pass(&crowd, start), []);
-        assert_eq!(scene.counted("detour_repair_queue_overflows_total"), 89);
-        assert_eq!(one(repair.run_pass(&crowd, start)).outcome, RepairOutcome::Repaired);
+        let pod = [Arc::new(scene.pod().observed())];
+        let (mut repair, start) = (scene.repair_by(RepairMode::Off), Instant::now());
+        for (second, late) in [(0, 0), (70, 0), (200, 1)] {
+            repair.run_pass(&pod, start + Duration::from_secs(second));
+            assert_eq!(scene.counted("detour_repair_queue_overflows_total"), late);
+        }
     });
 }
 
@@ -149,7 +135,7 @@ fn a_new_sandbox_is_skipped_until_its_addresses_are_known() {
         assert_eq!(repair.run_pass(&[Arc::new(pod.observed())], start + Duration::from_secs(180)), []);
         assert_eq!(repair.run_pass(&[Arc::new(pod.observed())], start + Duration::from_secs(200)), []);
         let done = one(repair.run_pass(&[Arc::new(pod.observed())], start + Duration::from_secs(220)));
-        assert_eq!((done.cause, done.outcome), (Cause::NoRules, RepairOutcome::Deleted));
+        assert_is(&done, "DetourDeleted", "it had a sidecar and no rules");
     });
 }
 
@@ -175,10 +161,7 @@ fn a_pod_whose_replacement_would_not_be_redirected_is_never_deleted() {
         pods.push(Arc::new(by_istio_init));
         for observed in &pods {
             let done = one(scene.repair_by(RepairMode::Delete).run_pass(&[Arc::clone(observed)], Instant::now()));
-            assert!(
-                matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("would not redirect")),
-                "{done:?}"
-            );
+            assert_is(&done, "DetourRepairFailed", "would not redirect");
         }
         assert!(scene.request_bodies("DELETE").is_empty());
         assert!(scene.events(5).iter().all(|found| *found == event("DetourRepairFailed", "Warning")));

@@ -1,9 +1,8 @@
 //! Connections that were opened while the rules were missing, over a real link.
 
 use crate::repair::pod::Pod;
-use crate::repair::scene::{Scene, event, one, scene};
+use crate::repair::scene::{Scene, assert_is, event, one, scene};
 use crate::support::new_netns::in_netns;
-use detour_cni::agent::pods::{Cause, RepairOutcome};
 use nix::unistd::{Uid, setfsuid};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -89,7 +88,7 @@ fn check_tracked_connections(dialect: &'static str) {
         let _never_captured = Link::connect(&link.far, 0, &link.pod, "10.88.0.2:15021");
         let _excluded = Link::connect(&link.pod, 0, &link.far, &format!("{FAR}:15020"));
         let done = one(scene.repair().run_pass(&[Arc::new(link.pod.observed())], Instant::now()));
-        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::RepairedForNew { older: 2 }));
+        assert_is(&done, "DetourRepaired", "its rules had drifted from the desired rules; 2 TCP connections");
         assert!(lives(&mut outbound) && lives(&mut inbound));
         assert_eq!(scene.events(1), [event("DetourRepaired", "Warning")]);
         let message = scene.request_bodies("POST /api/v1/namespaces/shop/events")[0]["message"].to_string();
@@ -112,7 +111,7 @@ fn untracked_connections_are_reset_and_not_counted() {
         link.pod.tool("nft", &["flush", "ruleset"], "");
         let mut outbound = Link::connect(&link.pod, 0, &link.far, &format!("{FAR}:80"));
         let done = one(scene.repair().run_pass(&[Arc::new(link.pod.observed())], Instant::now()));
-        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
+        assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again: its rules had drifted");
         outbound.0.write_all(b"x").expect("sent");
         let error = outbound.0.read(&mut [0]).expect_err("it is reset");
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
@@ -125,7 +124,7 @@ fn dns_queries_of_an_open_socket_are_redirected_again() {
         scene.install(&serde_json::json!([{"type": "istio-redirect", "redirect_dns": true, "capture_all_dns": true}]));
         let link = Link::new(scene);
         let added = one(scene.repair().run_pass(&[link.pod.unvalidated()], Instant::now()));
-        assert_eq!(added.outcome, RepairOutcome::Repaired);
+        assert_is(&added, "DetourRepaired", "traffic is redirected to the sidecar again");
         drifted(&link);
         let bind = |pod, address: &'static str, uid| {
             let socket = inside(pod, uid, || UdpSocket::bind(address)).expect("bound");
@@ -139,7 +138,7 @@ fn dns_queries_of_an_open_socket_are_redirected_again() {
         resolver.send_to(b"answer", from).expect("sent");
         client.recv(&mut [0; 9]).expect("answered");
         let done = one(scene.repair().run_pass(&[Arc::new(link.pod.observed())], Instant::now()));
-        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
+        assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again: its rules had drifted");
         client.send_to(b"after", "10.88.0.1:53").expect("sent");
         let mut query = [0; 5];
         proxy.recv(&mut query).expect("the sidecar has it");

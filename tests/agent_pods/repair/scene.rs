@@ -5,9 +5,9 @@ use crate::repair::pod::Pod;
 use crate::repair::server::{Answer, Request, Server};
 use crate::support::agent_process::write_account;
 use detour_cni::agent::install::{FileRecord, HostPath, HostRoot, InstallRecord, NodeFiles, Role};
-use detour_cni::agent::pods::{ObservedNode, PodReconciler, RepairResult};
+use detour_cni::agent::pods::{ObservedNode, PodReconciler};
 use detour_cni::agent::{Metrics, ObservedPod, PodReports, PodSettings, RepairMode, run_tasks};
-use detour_cni::cluster::Api;
+use detour_cni::cluster::{Api, Event};
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use std::cell::OnceCell;
@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
 
 const STATE: &str = "/run/detour";
 const LIST: &str = "/etc/cni/net.d/10-cluster.conflist";
@@ -128,7 +129,8 @@ impl Scene<'_> {
 
     pub(crate) fn repair_by(&self, mode: RepairMode) -> Repair {
         let account = self.account();
-        let reports = self.reports.get_or_init(|| on_event_loop(move || PodReports::start(Some(account))));
+        let start = move || PodReports::start(Some(account.on(Handle::current())));
+        let reports = self.reports.get_or_init(|| on_event_loop(start));
         let settings = PodSettings { repair: mode, live_policy: false };
         let (account, metrics) = (self.account(), self.metrics.clone());
         Repair(PodReconciler::new(settings, self.files(), account, reports.clone(), metrics))
@@ -183,17 +185,21 @@ impl Scene<'_> {
     }
 }
 
-/// The reconciler of an agent that repairs pods. Its jobs run one after another.
+/// The reconciler of an agent that repairs pods.
 pub(crate) struct Repair(PodReconciler);
 
 impl Repair {
-    /// Checks the pods that are due at `now`. Returns the repairs in the order of the pods.
-    pub(crate) fn run_pass(&mut self, pods: &[Arc<ObservedPod>], now: Instant) -> Vec<RepairResult> {
+    /// Checks the pods that are due at `now`. Returns the Events about repairs.
+    pub(crate) fn run_pass(&mut self, pods: &[Arc<ObservedPod>], now: Instant) -> Vec<Event> {
         self.0.update_node(true, now);
-        let observed = pods.iter().map(|pod| (Arc::clone(pod), None)).collect();
-        let jobs = self.0.start_due(&ObservedNode { pods: observed, is_current: true }, now);
-        let mut done: Vec<_> = jobs.into_iter().filter_map(|job| self.0.finish(job(), now)).collect();
-        done.sort_by_key(|done| pods.iter().position(|pod| done.pod.ends_with(&pod.pod.name)));
+        let pods = pods.iter().map(|pod| (Arc::clone(pod), None)).collect();
+        let node = ObservedNode { pods, is_current: true };
+        let mut done = Vec::new();
+        // A pod that was repaired is due again at once.
+        for _ in 0..=2 * node.pods.len() {
+            done.extend(self.0.run_next(&node, now).into_iter().flatten());
+        }
+        done.retain(|event| ["DetourRepaired", "DetourDeleted", "DetourRepairFailed"].contains(&&*event.reason));
         done
     }
 }
@@ -202,11 +208,17 @@ pub(crate) fn event(reason: &str, kind: &str) -> (String, String) {
     (reason.into(), kind.into())
 }
 
-/// Returns the only repair.
+/// Returns the only Event.
 #[track_caller]
-pub(crate) fn one(done: Vec<RepairResult>) -> RepairResult {
-    let [one] = <[RepairResult; 1]>::try_from(done).expect("one thing is done");
+pub(crate) fn one(done: Vec<Event>) -> Event {
+    let [one] = <[Event; 1]>::try_from(done).expect("one thing is done");
     one
+}
+
+/// Checks the Event about a repair.
+#[track_caller]
+pub(crate) fn assert_is(done: &Event, reason: &str, part: &str) {
+    assert!(done.reason == reason && done.message.contains(part), "expected {reason} with {part:?}, got {done:?}");
 }
 
 fn host(path: &str) -> HostPath {

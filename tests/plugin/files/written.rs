@@ -63,7 +63,7 @@ fn an_invalid_log_file_is_not_written_and_the_call_succeeds() {
         (up, "expected a path below /var/log"),
         (node.fifo("fifo"), "expected a path below /var/log"),
         (link.0.clone(), "a symbolic link"),
-        (directory.0.join("precious"), "Not a directory"),
+        (directory.0.join("precious"), "a symbolic link"),
         (hard.0.clone(), "got 2 (hard links)"),
         (foreign.0.clone(), "owned by UID 12345"),
     ] {

@@ -4,9 +4,11 @@ use super::{NodeFiles, open, state_path};
 use crate::agent::install::error::InstallError;
 use crate::agent::install::record::InstallRecord;
 use crate::host_path::HostPath;
-use crate::trusted_file::{FileId, create_directories, open_lock};
-use std::fs::{self, File, TryLockError};
+use crate::trusted_file::{self, FileId, create_directories};
+use rustix::fs::OFlags;
+use std::fs::{self, File, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 /// The lock of the agent that leads on the node, which it holds while it runs.
@@ -62,7 +64,12 @@ impl NodeFiles {
         loop {
             let reached = self.root.reach_entry(path)?;
             create_directories(reached.parent().unwrap_or(Path::new("/")))?;
-            let file = open_lock(&reached)?;
+            // Opening it for writing would wake processes that watch the directory.
+            let file = trusted_file::open(&reached, OFlags::RDONLY | OFlags::CREATE)?;
+            // A user who can open a file can also hold its lock.
+            if file.metadata()?.mode() & 0o077 != 0 {
+                file.set_permissions(Permissions::from_mode(0o600))?;
+            }
             lock(&file)?;
             // Another process may have removed the file before it was locked.
             if is_at(&file, &reached)? {
