@@ -100,6 +100,7 @@ pub(super) fn warnings(
         all.extend(ranges_without_dns(redirect, policy));
         all.extend(ports_with_captured_dns(redirect, policy));
         all.extend(executables_beside_native_rules(&subject.conf));
+        all.extend(inbound_exclusion_without_effect(redirect));
     }
     if let (Some(namespace), false) = (&subject.facts.namespace, policy.is_empty()) {
         all.extend(outside_uid_range(subject, namespace));
@@ -322,6 +323,15 @@ fn ranges_without_dns(redirect: &Redirect, policy: &Policy) -> Option<Warning> {
         code: "excluded-ranges-without-dns",
         what: format!("DNS to the excluded ranges ({}) is still captured", captured.join(", ")),
         next: "exclude DNS, too: annotation detour.io/exclude-dns: excluded-ranges".to_owned(),
+    })
+}
+
+fn inbound_exclusion_without_effect(redirect: &Redirect) -> Option<Warning> {
+    let default = Redirect::default().inbound_ports_exclude;
+    (redirect.inbound_ports_include != Ports::All && redirect.inbound_ports_exclude != default).then(|| Warning {
+        code: "inbound-exclusion-without-effect",
+        what: "inbound_ports_exclude has no effect: only the ports in inbound_ports_include are captured".to_owned(),
+        next: "remove the ports from includeInboundPorts, or set includeInboundPorts to *".to_owned(),
     })
 }
 
