@@ -108,7 +108,7 @@ fn only_pods_with_a_sidecar_wait_if_the_api_server_answers_with_an_error() {
     let table: [(u16, u64, &str); 6] = [
         (401, 101, "the credentials in"),
         (403, 101, "lack the permission to get"),
-        (404, 100, "not found in"),
+        (404, 100, "not found"),
         (429, 11, "no usable answer"),
         (500, 11, "no usable answer"),
         (503, 11, "no usable answer"),
