@@ -85,7 +85,7 @@ configure() {
     jq -n --arg work "$work" --arg source "$2" --arg dialect "$3" '{
         cniVersion: "1.0.0", name: "istio-cni", type: "detour", log_level: "error", dialect: $dialect,
         kubernetes: ({
-            agent: { kubeconfig: "\($work)/kubeconfig", agent_socket: "\($work)/node/agent.sock" },
+            agent: { kubeconfig: "\($work)/kubeconfig", agent_socket: "\($work)/node/run/detour/agent.sock" },
             files: { manifests_dir: "\($work)/manifests" },
             api: { kubeconfig: "\($work)/kubeconfig" },
             tls: { kubeconfig: "\($work)/kubeconfig-tls" }
@@ -164,7 +164,7 @@ start_agent() {
         -subj /CN=bench -days 1 -out "$work/account/ca.crt" 2>/dev/null
     server=$(jq -r '.clusters[0].cluster.server' "$work/kubeconfig")
     mkfifo "$work/said"
-    env -i "$detour" agent --platform openshift --root "$work/node" --socket /agent.sock --node-name node-1 \
+    env -i "$detour" agent --platform openshift --root "$work/node" --node-name node-1 \
         --service-account "$work/account" --api-server "$server" 2>"$work/said" &
     agent=$!
     exec 4<"$work/said"
