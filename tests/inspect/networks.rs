@@ -97,8 +97,11 @@ fn invalid_networks_fail_as_in_an_add() {
     let parts = ["network shop/other-port, chain[0] and network shop/third-port, chain[0] contradict", "proxy_port"];
     assert!(run.code == 1 && parts.iter().all(|part| run.stdout.contains(part)), "{run:?}");
     let run = explain("istio-cni", Some(&node()), &[]);
-    let parts =
-        ["NetworkAttachmentDefinition \"istio-cni\" not found in namespace \"shop\"", "of that name: default", "given"];
+    let parts = [
+        "NetworkAttachmentDefinition \"istio-cni\" not found in namespace \"shop\"",
+        "or write NAMESPACE/istio-cni",
+        "given",
+    ];
     assert!(run.code == 1 && parts.iter().all(|part| run.stdout.contains(part)), "{run:?}");
 }
 
