@@ -8,6 +8,7 @@ use crate::support::background::Repeated;
 use crate::support::health::{fetch, get, is_ready};
 use crate::support::wait::until;
 use nix::sys::signal::Signal;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -133,8 +134,10 @@ fn metrics_count_installations_and_report_readiness() {
     assert_eq!(done(&metrics), Some(before + 1.0));
     assert_eq!(metrics.value("detour_installs", "_total", &[("result", "failed")]), None);
 
-    fs::rename(scene.path("opt/cni/bin"), scene.path("opt/cni/elsewhere")).expect("renamed");
-    scene.write("opt/cni/bin", "not a directory");
+    // At once, because the agent creates a directory that is missing.
+    scene.write("opt/cni/file", "not a directory");
+    let (file, directory) = (scene.path("opt/cni/file"), scene.path("opt/cni/bin"));
+    renameat_with(CWD, file, CWD, directory, RenameFlags::EXCHANGE).expect("exchanged");
     agent.wait_for_log("can't ");
     let metrics = scrape(&address);
     assert_eq!(metrics.value("detour_install_ready", "", &[]), Some(0.0));
