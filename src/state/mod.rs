@@ -198,9 +198,13 @@ impl Store {
         let path = self.root.join(".probe");
         let written =
             replace_file(&path, ".probe.tmp", self.durability, |_| Ok(())).and_then(|()| fs::remove_file(&path));
-        // A concurrent probe may have removed the file.
-        let written = written.or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) });
-        written.map_err(|error| io_error("write", &path, &error))
+        match written {
+            // A concurrent probe has removed the file, or created it meanwhile.
+            Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists) => {
+                Err(io_error("write", &path, &error))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn directory(&self, container_id: &str) -> PathBuf {
@@ -376,6 +380,16 @@ mod tests {
         fs::write(store.root.join(".probe"), "").expect("writable");
         store.probe().expect("writable");
         assert_eq!(fs::read_dir(&store.root).expect("readable").count(), 0);
+    }
+
+    #[test]
+    fn concurrent_probes_succeed() {
+        let (_directory, store) = store("probes");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..500).for_each(|_| store.probe().expect("writable")));
+            }
+        });
     }
 
     #[test]
