@@ -11,6 +11,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 
 const ANNOTATION: &str = "detour.io/exclude-containers";
 const ID: &str = "0123456789abcdef0123456789abcdef";
@@ -245,6 +246,20 @@ fn a_node_is_checked_only_if_its_configuration_excludes_containers() {
     assert_eq!(of_node(Plan::new(), |_| None), []);
     let found = of_node(plan(), |scene| Some(Containers::new(scene)));
     assert_eq!(found, [("containers-ready".to_owned(), "pass".to_owned())]);
+}
+
+#[test]
+fn every_check_is_documented() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/troubleshoot.md");
+    let text = fs::read_to_string(path).expect("readable");
+    scene(plan(), |scene| {
+        let _containers = Containers::new(scene);
+        let found = outcomes(&scene.report(&POD));
+        assert_eq!(found.len(), 2, "{found:?}");
+        for (id, _) in &found {
+            assert!(text.contains(&format!("`{id}`")), "docs/troubleshoot.md: {id}");
+        }
+    });
 }
 
 #[test]

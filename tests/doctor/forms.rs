@@ -169,9 +169,10 @@ fn elsewhere_it_says_what_to_run_and_where() {
 }
 
 #[test]
-fn every_field_and_group_is_documented() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reports.md");
-    let reports = fs::read_to_string(path).expect("readable");
+fn every_field_and_every_check_is_documented() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let read = |name: &str| fs::read_to_string(path.join(name)).expect("readable");
+    let (reports, doctor) = (read("reports.md"), read("troubleshoot.md"));
     let (_, section) = reports.split_once("\n## `doctor`\n").expect("a section");
     let section = section.split("\n## ").next().expect("one at least");
     scene(Plan::new(), |scene| {
@@ -184,6 +185,8 @@ fn every_field_and_group_is_documented() {
             report["checks"].as_array().expect("checks").iter().filter_map(|check| check["id"].as_str()).collect();
         assert!(ids.len() <= 33, "with excluded containers 35: {ids:?}");
         for check in report["checks"].as_array().expect("checks") {
+            let id = check["id"].as_str().expect("text");
+            assert!(doctor.contains(&format!("`{id}`")), "docs/troubleshoot.md: {id}");
             let group = check["group"].as_str().expect("text");
             assert!(section.contains(&format!("`{group}`")), "docs/reports.md: {group}");
         }
