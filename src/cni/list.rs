@@ -78,14 +78,8 @@ impl ItemList {
         expected: &str,
         parse: impl Fn(&str) -> Option<T>,
     ) -> Result<Vec<T>, Error> {
-        let (mut seen, mut values) = (HashSet::with_capacity(self.items.len()), Vec::with_capacity(self.items.len()));
-        for item in &self.items {
-            let value = parse(item).ok_or_else(|| self.reject(item, expected))?;
-            if seen.insert(value.clone()) {
-                values.push(value);
-            }
-        }
-        Ok(values)
+        let mut seen = HashSet::with_capacity(self.items.len());
+        Ok(self.all(expected, parse)?.into_iter().filter(|value| seen.insert(value.clone())).collect())
     }
 
     /// Parses each item with `parse` and returns the values in order, with duplicates.

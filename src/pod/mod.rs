@@ -113,12 +113,11 @@ impl Facts {
     /// it.
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<(AnnotatedObject<'_>, &str)> {
-        let of_pod = self.pod.annotations.get(key).map(|value| (AnnotatedObject::Pod(&self.pod), value));
-        let of_namespace = || {
-            let namespace = self.namespace.as_ref()?;
-            Some((AnnotatedObject::Namespace(namespace), namespace.annotations.get(key)?))
-        };
-        of_pod.or_else(of_namespace).map(|(object, value)| (object, value.as_str()))
+        if let Some(value) = self.pod.annotations.get(key) {
+            return Some((AnnotatedObject::Pod(&self.pod), value));
+        }
+        let namespace = self.namespace.as_ref()?;
+        Some((AnnotatedObject::Namespace(namespace), namespace.annotations.get(key)?))
     }
 }
 

@@ -198,13 +198,9 @@ impl Store {
         let path = self.root.join(".probe");
         let written =
             replace_file(&path, ".probe.tmp", self.durability, |_| Ok(())).and_then(|()| fs::remove_file(&path));
-        match written {
-            // A concurrent probe has removed the file, or created it meanwhile.
-            Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists) => {
-                Err(io_error("write", &path, &error))
-            }
-            _ => Ok(()),
-        }
+        // A concurrent probe has removed the file, or created it meanwhile.
+        let is_concurrent = |error: &io::Error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists);
+        written.or_else(|error| if is_concurrent(&error) { Ok(()) } else { Err(io_error("write", &path, &error)) })
     }
 
     fn directory(&self, container_id: &str) -> PathBuf {

@@ -199,8 +199,7 @@ impl Document {
 
 /// Returns whether these keys are those of a primary plugin, valid or not.
 pub(in crate::cni) fn is_primary(keys: &Map<String, Value>) -> bool {
-    let is_there = |key| keys.get(key).is_some_and(|value: &Value| !value.is_null());
-    is_there("delegates") || (is_there("clusterNetwork") && keys.get("clusterNetwork").is_some_and(|name| name != ""))
+    PRIMARY_KEYS.iter().any(|key| keys.get(*key).is_some_and(|value| !value.is_null() && value != ""))
 }
 
 impl DefaultNetwork {
@@ -259,10 +258,7 @@ fn auxiliary_chain(keys: &BlockReader<'_>, default: &DefaultNetwork) -> Result<O
     match default {
         DefaultNetwork::Cluster(NetworkName::Path(file)) => Ok(Some(file.with_file_name(name))),
         _ => {
-            let msg = format!(
-                "{key}: {name:?}: expected the path of a file in clusterNetwork, because the directory of this name is \
-                 beside that file"
-            );
+            let msg = format!("{key}: {name:?}: expected the path of a file in clusterNetwork, beside this directory");
             Err(Error::new(Code::InvalidConfig, msg))
         }
     }
@@ -279,11 +275,8 @@ fn warn_of_ignored_keys(keys: &BlockReader<'_>, warnings: &mut Vec<String>) -> R
         warnings.push("logOptions: ignored; this plugin does not rotate log files: use logrotate(8)".into());
     }
     if keys.value("daemonSocketDir").is_some() {
-        warnings.push(
-            "daemonSocketDir: ignored; this plugin has no daemon; it reads the paths below /host, which Multus's daemon \
-             wrote, without this prefix"
-                .into(),
-        );
+        warnings
+            .push("daemonSocketDir: ignored; without a daemon, paths below /host are read without this prefix".into());
     }
     Ok(())
 }

@@ -89,7 +89,7 @@ const MAX_SUGGESTIONS: usize = 8;
 
 /// Returns a warning for each key at the top level that is unknown to this plugin and to the others above.
 pub(super) fn at_the_top(keys: &Map<String, Value>) -> Vec<String> {
-    warnings("", unknown_at_the_top(keys), known_at_the_top)
+    warnings("", unknown_at_the_top(keys), || names([OWN, ISTIO, MULTUS]))
 }
 
 /// Checks that no unknown key at the top level is a misspelled `chain` or `allow`: an ADD would succeed without the
@@ -127,10 +127,6 @@ pub fn unknown_key(keys: &Map<String, Value>) -> Option<String> {
 pub(in crate::cni) fn is_of_this_plugin(key: &str) -> bool {
     let aliases = ["cni_agent_run_dir", "exclude_namespaces", "pod_namespace"];
     names([OWN, MULTUS]).chain(aliases).any(|known| known == key)
-}
-
-fn known_at_the_top() -> impl Iterator<Item = &'static str> {
-    names([OWN, ISTIO, MULTUS])
 }
 
 fn names<const N: usize>(lists: [&'static [&'static str]; N]) -> impl Iterator<Item = &'static str> {
