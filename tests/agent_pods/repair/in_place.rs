@@ -259,3 +259,22 @@ fn a_pod_is_redirected_without_its_requests_outside_the_bounds() {
         assert!(pod.tool("iptables-save", &["-t", "nat"], "").contains("--to-ports 15001"));
     });
 }
+
+/// A pod with CAP_NET_ADMIN takes a limited time of the agent.
+#[test]
+fn a_pod_that_holds_too_many_rules_does_not_delay_the_repair_of_others() {
+    scene(|scene| {
+        let (offender, pod) = (scene.pod(), scene.pod());
+        offender.call(scene, "ADD");
+        pod.call(scene, "ADD");
+        let rules = (0..60_000).map(|n| format!("-A OUTPUT -d 10.1.{}.{}/32 -j ACCEPT\n", n / 256 % 256, n % 256));
+        offender.tool("iptables-restore", &["--noflush"], &format!("*nat\n{}COMMIT\n", rules.collect::<String>()));
+        pod.tool("nft", &["flush", "ruleset"], "");
+        let (mut repair, start) = (scene.repair(), Instant::now());
+        let done = repair.run_pass(&[Arc::new(offender.observed()), Arc::new(pod.observed())], start);
+        assert!(start.elapsed() < 60 * SECOND, "{:?}", start.elapsed());
+        let repaired = done.into_iter().filter(|event| event.reason == "DetourRepaired").collect();
+        assert_is(&one(repaired), "DetourRepaired", "its rules had drifted");
+        assert_eq!(scene.counted("detour_look_failures_total{reason=\"foreign-rules\"}"), 1);
+    });
+}
