@@ -2,7 +2,7 @@
 //! may own the files, and without keys that run a program. kube's conversion to a [`Config`] is not used: it reads the
 //! proxy variables of the environment, which plugins inherit from the runtime.
 
-use super::resources::jwt_claims;
+use super::resources::TokenClaims;
 use super::yaml::{documents, typed};
 use crate::cni::{Code, Error};
 use crate::host_path::{HostPath, HostRoot};
@@ -12,11 +12,9 @@ use base64::prelude::BASE64_STANDARD;
 use kube::client::RustlsTlsError::{AddRootCertificate, InvalidServerName, NoValidNativeRootCA};
 use kube::config::{AuthInfo, Cluster, Kubeconfig as KubeconfigFile};
 use kube::{Client, Config};
-use rustls::RootCertStore;
 use rustls_pki_types::CertificateDer;
-use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::pem::{self, PemObject};
 use secrecy::{ExposeSecret, SecretString};
-use serde_json::Value;
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -26,8 +24,6 @@ use std::time::Duration;
 const MAX_FILE: u64 = 1 << 20;
 /// The maximum size of a token file: a token is part of a request's header, which servers limit.
 const MAX_TOKEN: u64 = 64 << 10;
-/// The beginning of a certificate in PEM text (RFC 7468, section 5.1).
-const BEGIN_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
 /// The cluster and the user of a kubeconfig's current context. A context without a user is valid: its requests are
 /// anonymous.
@@ -95,17 +91,8 @@ impl<'a> Kubeconfig<'a> {
             config.connect_timeout = Some(Duration::from_secs(5));
             config.read_timeout = Some(Duration::from_secs(300));
             config.reset_reader_on_write = true;
-            // kube would accept no file with a certificate that can't be used.
-            let pem = trusted_file::read(Path::new(ca), MAX_FILE).unwrap_or_default();
-            let pem = String::from_utf8_lossy(&pem);
-            let is_usable = certificates(&pem).len() == pem.matches(BEGIN_CERTIFICATE).count();
-            config.root_cert_file = is_usable.then(|| ca.into());
-            // kube reads the file again, but accepts none with a line break at its end, which the kubelet does not write.
-            let token =
-                self.user.token_file.as_ref().and_then(|file| trusted_file::read(Path::new(file), MAX_TOKEN).ok());
-            if token.is_some_and(|token| token == token.trim_ascii()) {
-                config.auth_info = self.user.clone();
-            }
+            config.root_cert_file = Some(ca.into());
+            config.auth_info = self.user.clone();
         }
         Ok(config)
     }
@@ -154,9 +141,12 @@ impl<'a> Kubeconfig<'a> {
             }
             let pem = BASE64_STANDARD.decode(pem);
             let pem = pem.map_err(|error| location.error(key, "invalid base64").with_details(error.to_string()))?;
-            config.root_cert = Some(certificates(&String::from_utf8_lossy(&pem))).filter(|all| !all.is_empty());
+            let invalid =
+                |error: pem::Error| location.error(key, "invalid PEM certificate").with_details(error.to_string());
+            let all = CertificateDer::pem_slice_iter(&pem).map(|one| Ok(one.map_err(invalid)?.to_vec()));
+            config.root_cert = Some(all.collect::<Result<Vec<_>, Error>>()?).filter(|all| !all.is_empty());
             if config.root_cert.is_none() {
-                return Err(location.error(key, "no usable PEM certificate found"));
+                return Err(location.error(key, "no PEM certificate found"));
             }
         }
         let urls = [Some(&config.cluster_url), config.proxy_url.as_ref()];
@@ -201,16 +191,20 @@ impl<'a> Kubeconfig<'a> {
     /// `NewBearerAuthWithRefreshRoundTripper`).
     fn token(&self) -> Result<Option<String>, Error> {
         let Self { user, user_location: location, .. } = self;
-        let file = non_empty(&user.token_file).map(|file| location.read("tokenFile", file, MAX_TOKEN));
         let embedded = user.token.as_ref().map(SecretString::expose_secret).filter(|token| !token.is_empty());
+        let file = non_empty(&user.token_file).map(|file| location.read("tokenFile", file, MAX_TOKEN));
         let (key, token) = match (file, embedded) {
             (Some(Ok(text)), _) => ("tokenFile", text),
             (_, Some(token)) => ("token", token.as_bytes().to_vec()),
             (Some(Err(error)), None) => return Err(error),
             (None, None) => return Ok(None),
         };
-        let invalid = || location.error(key, "invalid token: expected visible ASCII characters");
-        valid_token(&token).ok_or_else(invalid).map(Some)
+        // A file may end with a line break, which can't be part of a header.
+        let token = token.trim_ascii();
+        if token.is_empty() || !token.iter().all(u8::is_ascii_graphic) {
+            return Err(location.error(key, "invalid token: expected visible ASCII characters"));
+        }
+        Ok(Some(String::from_utf8_lossy(token).into_owned()))
     }
 }
 
@@ -250,7 +244,7 @@ impl KubeconfigSummary {
             (Some(_), None) => Some("a token".to_owned()),
             (None, _) => user.client_certificate_data.as_ref().map(|_| "a client certificate".to_owned()),
         };
-        let expires = token.as_deref().and_then(expiry);
+        let expires = token.as_deref().and_then(TokenClaims::of).and_then(|claims| claims.expires());
         Ok(Self { server, authority, credentials, token, expires })
     }
 }
@@ -319,26 +313,6 @@ pub(super) fn connects_to(config: &Config) -> (String, u16) {
     (url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned(), port)
 }
 
-/// Returns the token in a file, without the line break at its end, if it can be part of a header.
-fn valid_token(text: &[u8]) -> Option<String> {
-    let token = text.trim_ascii();
-    let is_valid = !token.is_empty() && token.iter().all(u8::is_ascii_graphic);
-    is_valid.then(|| String::from_utf8_lossy(token).into_owned())
-}
-
-/// Returns the DER of each certificate in PEM text that a client can use. Others are skipped, as in Go (`crypto/x509`,
-/// `AppendCertsFromPEM`), and other text is ignored.
-fn certificates(pem: &str) -> Vec<Vec<u8>> {
-    let mut usable = RootCertStore::empty();
-    let certificate = |rest: &str| {
-        let pem = format!("{BEGIN_CERTIFICATE}{rest}");
-        let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
-        usable.add(certificate.clone()).ok()?;
-        Some(certificate.to_vec())
-    };
-    pem.split(BEGIN_CERTIFICATE).skip(1).filter_map(certificate).collect()
-}
-
 /// Returns `None` for an empty value: kubeconfigs may omit a key or leave it empty.
 fn non_empty(text: &Option<String>) -> Option<&str> {
     text.as_deref().filter(|text| !text.is_empty())
@@ -381,61 +355,5 @@ fn find<T: Default>(kind: &str, name: &str, mut entries: Vec<(String, Option<T>)
     match entries.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ") {
         names if names.is_empty() => Err(format!("{fault}; the kubeconfig has no {kind}s")),
         names => Err(format!("{fault}; expected one of: {names}")),
-    }
-}
-
-/// Returns the claim `exp` of a JSON Web Token (RFC 7519, section 4.1.4), in seconds since 1970; `None` if the token
-/// is opaque or does not expire. The number may have a fraction; the cast saturates.
-fn expiry(token: &str) -> Option<i64> {
-    jwt_claims::<Value>(token)?["exp"].as_f64().map(|seconds| seconds as i64)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::scratch::Directory;
-    use std::fs;
-
-    /// As in a directory that was written by hand.
-    #[test]
-    fn a_token_file_of_an_account_may_end_with_a_line_break() {
-        let directory = Directory::new("account");
-        let path = directory.join("account");
-        fs::create_dir_all(&path).expect("made");
-        let params = rcgen::CertificateParams::new(["a".to_owned()]).expect("a name");
-        let ca = params.self_signed(&rcgen::KeyPair::generate().expect("a key")).expect("a certificate");
-        fs::write(path.join("ca.crt"), ca.pem()).expect("written");
-        for (text, is_read_again) in [("t", true), ("t\n", false)] {
-            fs::write(path.join("token"), text).expect("written");
-            let config = Kubeconfig::of_service_account("https://a", &path).config(true).expect("usable").auth_info;
-            assert_eq!(
-                (config.token_file.is_some(), config.token.is_some()),
-                (is_read_again, !is_read_again),
-                "{text:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn certificates_are_found_between_other_text_and_broken_ones() {
-        let new = |name: &str| {
-            let params = rcgen::CertificateParams::new([name.to_owned()]).expect("a name");
-            params.self_signed(&rcgen::KeyPair::generate().expect("a key")).expect("a certificate")
-        };
-        let (one, other) = (new("a"), new("b"));
-        let end = "-----END CERTIFICATE-----";
-        let broken = format!("{BEGIN_CERTIFICATE}\n!\n{end}\n{BEGIN_CERTIFICATE}\nAQ==\n{end}\n{BEGIN_CERTIFICATE}\n");
-        let text = format!("CN=a\n{}{broken}CN=b\r\n{}", one.pem(), other.pem().replace('\n', "\r\n"));
-        assert_eq!(certificates(&text), [one.der().to_vec(), other.der().to_vec()]);
-        assert!(certificates("nothing").is_empty() && certificates(&broken).is_empty());
-    }
-
-    #[test]
-    fn the_expiry_is_read_from_the_claims() {
-        // {"exp":1893456000,"aud":["??>"]}
-        assert_eq!(expiry("e30.eyJleHAiOjE4OTM0NTYwMDAsImF1ZCI6WyI_Pz4iXX0.c2ln"), Some(1_893_456_000));
-        for none in ["opaque", "e30.e30.c2ln", "a.b", "e30.%%.c", "e30.eyJleHAiOjF9.c.d"] {
-            assert_eq!(expiry(none), None, "{none}");
-        }
     }
 }

@@ -10,7 +10,7 @@ use crate::firewall::{
 use crate::netlink::Received;
 use crate::netlink::attributes::Attributes;
 use crate::netns::connections::connection;
-use crate::netns::routes::{RemainingPaths, deletion, without_interface};
+use crate::netns::routes::deletion;
 use crate::policy::Protocol;
 use crate::printable;
 use netlink_packet_core::{Emitable, Parseable};
@@ -82,19 +82,12 @@ pub(super) fn netfilter(input: &[u8]) {
     }
 }
 
-/// The number of an interface, then a route or a socket.
-pub(super) fn routing(input: &[u8]) {
-    let Some((interface, body)) = input.split_first() else { return };
+/// A route or a socket.
+pub(super) fn routing(body: &[u8]) {
     let _ = connection(body);
     let Ok(route) = RouteMessage::parse(body) else { return };
     let request = deletion(route.clone());
     assert_eq!(deletion(request.clone()), request);
     let mut written = vec![0; request.buffer_len()];
     request.emit(&mut written);
-    // A route over other interfaces, which replaces this one, needs no change.
-    if let Some(RemainingPaths::Paths(rest)) = without_interface(&route, (*interface).into()) {
-        assert_eq!(without_interface(&rest, (*interface).into()), None, "{rest:?}");
-        assert!(!rest.attributes.is_empty());
-        rest.emit(&mut vec![0; rest.buffer_len()]);
-    }
 }

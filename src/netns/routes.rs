@@ -3,8 +3,8 @@
 
 use super::addresses::links;
 use super::rtnetlink::{
-    FAMILIES, RTM_DELROUTE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, accept_existing, accept_missing, bytes, failed,
-    list, open, request, rule_header,
+    FAMILIES, RTM_DELROUTE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, accept_missing, bytes, failed, list, open,
+    request, rule_header,
 };
 use crate::cni::Error;
 use crate::netlink::{Messages, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NLMSG_ERROR};
@@ -12,21 +12,19 @@ use crate::policy::Protocol;
 use ipnet::IpNet;
 use netlink_packet_core::Parseable;
 use netlink_packet_route::AddressFamily;
-use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteNextHopFlags, RouteProtocol, RouteType,
-};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteType};
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
 use nix::errno::Errno;
 use nix::net::if_::{if_indextoname, if_nametoindex};
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 /// `IPPROTO_TCP`, `IPPROTO_UDP`.
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
 
-/// Replaces the default routes of both families over `interface` by routes to `gateways`. A route over several
-/// interfaces keeps its other paths. Other routing tables are not changed. Without gateways, an interface that does not
+/// Replaces the default routes of both families over `interface` by routes to `gateways`, also a route over several
+/// interfaces. Other routing tables are not changed. Without gateways, an interface that does not
 /// exist has no route to remove: that of a DPDK device is not in the kernel.
 ///
 /// # Errors
@@ -40,10 +38,8 @@ pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<()
         let mut socket = open()?;
         for family in FAMILIES {
             for route in list(&mut socket, RTM_GETROUTE, &header(family))? {
-                let Some(remaining) = without_interface(&route, index) else { continue };
-                accept_missing(request(&mut socket, RTM_DELROUTE, 0, &deletion(route)))?;
-                if let RemainingPaths::Paths(route) = remaining {
-                    accept_existing(request(&mut socket, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &route))?;
+                if is_default(&route) && interfaces(&route).contains(&index) {
+                    accept_missing(request(&mut socket, RTM_DELROUTE, 0, &deletion(route)))?;
                 }
             }
         }
@@ -58,24 +54,8 @@ pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<()
 }
 
 /// The private and the special addresses (RFC 6890): no route to them leads to public ones.
-const NOT_PUBLIC: [(IpAddr, u8); 16] = [
-    (IpAddr::V4(Ipv4Addr::new(0, 0, 0, 0)), 8),
-    (IpAddr::V4(Ipv4Addr::new(10, 0, 0, 0)), 8),
-    (IpAddr::V4(Ipv4Addr::new(100, 64, 0, 0)), 10),
-    (IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8),
-    (IpAddr::V4(Ipv4Addr::new(169, 254, 0, 0)), 16),
-    (IpAddr::V4(Ipv4Addr::new(172, 16, 0, 0)), 12),
-    (IpAddr::V4(Ipv4Addr::new(192, 0, 2, 0)), 24),
-    (IpAddr::V4(Ipv4Addr::new(192, 168, 0, 0)), 16),
-    (IpAddr::V4(Ipv4Addr::new(198, 18, 0, 0)), 15),
-    (IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)), 24),
-    (IpAddr::V4(Ipv4Addr::new(203, 0, 113, 0)), 24),
-    (IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0)), 3),
-    (IpAddr::V6(Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0)), 7),
-    (IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)), 10),
-    (IpAddr::V6(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0)), 8),
-    (IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0)), 32),
-];
+const NOT_PUBLIC: &str = "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.2.0/24 \
+    192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/3 fc00::/7 fe80::/10 ff00::/8 2001:db8::/32";
 /// A subnet with a shorter prefix is no network of its own, but a part of the public addresses.
 const SHORTEST_SUBNET: [u8; 2] = [8, 16];
 
@@ -129,8 +109,9 @@ fn is_public(route: &RouteMessage) -> bool {
     });
     let is_special = destination.is_some_and(|to| {
         NOT_PUBLIC
-            .iter()
-            .any(|(net, bits)| length >= *bits && IpNet::new(*net, *bits).is_ok_and(|net| net.contains(&to)))
+            .split(' ')
+            .filter_map(|net| net.parse::<IpNet>().ok())
+            .any(|net| length >= net.prefix_len() && net.contains(&to))
     });
     let shortest = SHORTEST_SUBNET[usize::from(address_family == AddressFamily::Inet6)];
     let is_subnet = protocol == RouteProtocol::Kernel && length >= shortest;
@@ -254,40 +235,4 @@ pub(crate) fn deletion(mut route: RouteMessage) -> RouteMessage {
         _ => false,
     });
     route
-}
-
-/// The rest of a default route without its paths over one interface.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum RemainingPaths {
-    Nothing,
-    /// A route over the other paths.
-    Paths(RouteMessage),
-}
-
-/// Removes the paths over `interface` from a default route of the main table. Returns `None` for any other route, and
-/// for one without such a path.
-pub(crate) fn without_interface(route: &RouteMessage, interface: u32) -> Option<RemainingPaths> {
-    if !is_default(route) || !interfaces(route).contains(&interface) {
-        return None;
-    }
-    let attributes: Vec<RouteAttribute> = route
-        .attributes
-        .iter()
-        .filter_map(|attribute| match attribute {
-            RouteAttribute::Priority(_) => Some(attribute.clone()),
-            RouteAttribute::MultiPath(paths) => {
-                let mut others = paths.clone();
-                others.retain(|path| path.interface_index != interface);
-                // The kernel does not accept the other flags in a new route, such as that of a dead path.
-                others.iter_mut().for_each(|path| path.flags &= RouteNextHopFlags::Onlink);
-                (!others.is_empty()).then_some(RouteAttribute::MultiPath(others))
-            }
-            _ => None,
-        })
-        .collect();
-    let has_paths = attributes.iter().any(|attribute| matches!(attribute, RouteAttribute::MultiPath(_)));
-    Some(match has_paths {
-        true => RemainingPaths::Paths(message(header(route.header.address_family), attributes)),
-        false => RemainingPaths::Nothing,
-    })
 }

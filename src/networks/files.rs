@@ -1,10 +1,13 @@
 //! Configurations in files: those in `confDir`, and those that `clusterNetwork` and `defaultNetworks` name by path.
 
 use super::configuration::{RunnableConfiguration, json, with_plugins};
+use crate::cluster::yaml::typed;
 use crate::cni::version::UNSTATED;
-use crate::cni::{Block, Code, Error, has_only_inlined, is_identifier, wrong_type};
+use crate::cni::{Code, Error, has_only_inlined, is_identifier};
 use crate::trusted_file::{self, read_text};
+use serde::Deserialize;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -12,18 +15,32 @@ use std::path::{Path, PathBuf};
 /// Extensions of configuration files (libcni's `ConfFiles`, as Multus calls it).
 const EXTENSIONS: [&str; 3] = ["conf", "json", "conflist"];
 
-/// The keys of a plugin that libcni itself reads (`pkg/types`, `PluginConf`).
-const CHAINED_KEYS: [&str; 9] = [
-    "cniVersion",
-    "name",
-    "type",
-    "capabilities",
-    "ipam",
-    "dns",
-    "runtimeConfig",
-    "prevResult",
-    "cni.dev/valid-attachments",
-];
+/// The keys of a plugin in a file that libcni itself reads (`pkg/types`, `PluginConf`).
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(dead_code, reason = "only the types are checked")]
+struct PluginConf {
+    cni_version: Option<String>,
+    name: Option<String>,
+    capabilities: Option<BTreeMap<String, Option<bool>>>,
+    ipam: Option<PluginIpam>,
+    dns: Option<PluginDns>,
+}
+
+#[derive(Deserialize)]
+#[expect(dead_code, reason = "as in `PluginConf`")]
+struct PluginIpam {
+    r#type: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[expect(dead_code, reason = "as in `PluginConf`")]
+struct PluginDns {
+    domain: Option<String>,
+    nameservers: Option<Vec<Option<String>>>,
+    search: Option<Vec<Option<String>>>,
+    options: Option<Vec<Option<String>>>,
+}
 
 /// Limit of a configuration file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -136,16 +153,9 @@ pub fn check_chained_plugin(place: &str, text: &[u8]) -> Result<(), Error> {
     chained_plugin(place, &chained_json(place, text)?, "chain", UNSTATED).map(drop)
 }
 
-/// Parses a file of an auxiliary chain as Go's JSON parser, with which Multus reads it: invalid UTF-8 is replaced, and a
-/// key in another case means the same. Of several, the last one counts.
+/// Parses a file of an auxiliary chain. As in Go's JSON parser, with which Multus reads it, invalid UTF-8 is replaced.
 fn chained_json(place: &str, text: &[u8]) -> Result<Value, Error> {
-    let plugin = json(place, &String::from_utf8_lossy(text))?;
-    let Value::Object(keys) = plugin else { return Ok(plugin) };
-    let in_its_case = |key: String| {
-        let known = CHAINED_KEYS.iter().find(|known| known.eq_ignore_ascii_case(&key));
-        known.map_or(key, |known| (*known).to_owned())
-    };
-    Ok(keys.into_iter().map(|(key, value)| (in_its_case(key), value)).collect())
+    json(place, &String::from_utf8_lossy(text))
 }
 
 /// Returns a plugin of an auxiliary chain with the chain's name and version.
@@ -154,44 +164,8 @@ fn chained_plugin(place: &str, plugin: &Value, name: &str, version: &str) -> Res
         let msg = format!("{place}: expected a JSON object with type: one plugin of the chain");
         return Err(Error::new(Code::InvalidConfig, msg));
     };
-    let block = Block::new(place, plugin)?;
-    for key in ["name", "cniVersion"] {
-        block.reader().string(key)?;
-    }
-    let invalid = |key: &str, value: &Value, expected| Err(wrong_type(&format!("{place}.{key}"), value, expected));
-    let flags = |value: &Value| value.is_boolean() || value.is_null();
-    match keys.get("capabilities") {
-        None | Some(Value::Null) => {}
-        Some(Value::Object(named)) if named.values().all(flags) => {}
-        Some(other) => return invalid("capabilities", other, "an object of true or false, by name"),
-    }
-    let text = |value: &Value| value.is_string() || value.is_null();
-    let texts = |value: &Value| value.is_null() || value.as_array().is_some_and(|all| all.iter().all(text));
-    let attachment =
-        |value: &Value| value.is_null() || (value.is_object() && text(&value["containerID"]) && text(&value["ifname"]));
-    let attachments = |value: &Value| value.as_array().is_some_and(|all| all.iter().all(attachment));
-    for (key, is_valid, expected) in [
-        (
-            "ipam",
-            &(|ipam: &Value| ipam.is_object() && text(&ipam["type"])) as &dyn Fn(&Value) -> bool,
-            "an object whose type is a string",
-        ),
-        (
-            "dns",
-            &|dns| {
-                dns.is_object()
-                    && text(&dns["domain"])
-                    && ["nameservers", "search", "options"].iter().all(|key| texts(&dns[key]))
-            },
-            "an object with nameservers, search and options, lists of strings, and domain, a string",
-        ),
-        ("prevResult", &Value::is_object, "an object"),
-        ("cni.dev/valid-attachments", &attachments, "a list of objects with containerID and ifname, strings"),
-    ] {
-        if let Some(other) = keys.get(key).filter(|value| !value.is_null() && !is_valid(value)) {
-            return invalid(key, other, expected);
-        }
-    }
+    typed::<PluginConf>(plugin)
+        .map_err(|why| Error::new(Code::InvalidConfig, format!("{place}.{why}; Multus skips the whole chain")))?;
     let mut keys = keys.clone();
     keys.insert("name".to_owned(), name.into());
     keys.insert("cniVersion".to_owned(), version.into());
@@ -305,18 +279,19 @@ mod tests {
         }
     }
 
-    /// As Multus, which is written in Go, reads them.
+    /// As Multus, which is written in Go, reads it.
     #[test]
-    fn a_file_of_the_chain_with_keys_in_another_case_or_invalid_utf_8_is_accepted() {
-        let dir = directory("chain", &[("10.conf", r#"{"TYPE": "upper", "Capabilities": {"dns": true}, "own": 1}"#)]);
+    fn a_file_of_the_chain_with_invalid_utf_8_is_accepted_unless_a_key_of_libcni_has_another_type() {
+        let dir = directory("chain", &[("10.conf", r#"{"type": "a", "capabilities": {"dns": true}, "own": 1}"#)]);
         fs::write(dir.join("20.conf"), b"{\"type\": \"bytes\", \"x\": \"\xff\"}").expect("a file");
         let chain = auxiliary_chain(&dir, "1.0.0").expect("accepted");
         let types: Vec<&str> = chain.iter().flat_map(|(_, plugin)| plugin.types()).collect();
-        assert_eq!(types, ["upper", "bytes"]);
+        assert_eq!(types, ["a", "bytes"]);
         assert_eq!(chain[0].1.plugins[0].keys["capabilities"]["dns"], true);
         for (text, why) in [
-            (&b"{\"TYPE\": 7}"[..], "f.type: invalid value 7"),
-            (b"{\"type\": \"a\", \"IPAM\": 1}", "f.ipam: invalid value 1"),
+            (&b"{\"type\": 7}"[..], "f.type: invalid value 7"),
+            (b"{\"type\": \"a\", \"ipam\": 1}", "f.ipam: invalid type: integer, expected an object"),
+            (b"{\"type\": \"a\", \"dns\": {\"search\": [1]}}", "f.dns.search[0]: invalid type: integer"),
             (b"{\"kind\": \"\xff\"}", "f: expected a JSON object with type: one plugin of the chain"),
         ] {
             assert!(check_chained_plugin("f", text).is_err_and(|error| error.msg.starts_with(why)), "{why}");
