@@ -3,11 +3,11 @@
 use super::answer;
 use super::call::Call;
 use super::call::Runner;
-use super::network::NetworkConfiguration;
 use crate::cni::{Block, CniCommand, Error, ValidAttachment};
+use crate::networks::RunnableConfiguration;
 use serde_json::{Map, Value};
 
-impl NetworkConfiguration {
+impl RunnableConfiguration {
     /// Checks that all plugins can be run, before anything is changed.
     ///
     /// # Errors
@@ -153,14 +153,14 @@ mod tests {
         }
     }
 
-    fn network(version: &str, kinds: &[&str]) -> NetworkConfiguration {
+    fn network(version: &str, kinds: &[&str]) -> RunnableConfiguration {
         let plugin = |kind: &&str| Block::new("", &json!({"type": kind})).expect("an object");
         let plugins = kinds.iter().map(plugin).collect();
-        NetworkConfiguration {
+        RunnableConfiguration {
             name: "n".into(),
             cni_version: version.into(),
             plugins,
-            ..NetworkConfiguration::default()
+            ..RunnableConfiguration::default()
         }
     }
 
@@ -209,17 +209,17 @@ mod tests {
     #[test]
     fn versions_and_flags_decide_which_commands_run() {
         let check =
-            |network: NetworkConfiguration| calls(|runner| network.check(runner, &call(CniCommand::Check), None)).1;
+            |network: RunnableConfiguration| calls(|runner| network.check(runner, &call(CniCommand::Check), None)).1;
         assert_eq!(check(network("0.4.0", &["a"])), ["CHECK a -"]);
         assert_eq!(check(network("0.3.1", &["a"])), [""; 0]);
         assert_eq!(check(network("", &["a"])), [""; 0]);
-        assert_eq!(check(NetworkConfiguration { disable_check: true, ..network("1.0.0", &["a"]) }), [""; 0]);
-        let gc = |network: NetworkConfiguration| calls(|runner| network.gc(runner, &call(CniCommand::Gc), None)).1;
+        assert_eq!(check(RunnableConfiguration { disable_check: true, ..network("1.0.0", &["a"]) }), [""; 0]);
+        let gc = |network: RunnableConfiguration| calls(|runner| network.gc(runner, &call(CniCommand::Gc), None)).1;
         assert_eq!(gc(network("1.1.0", &["GC", "a"])), ["GC GC -", "GC a -"]);
         assert_eq!(gc(network("1.0.0", &["a"])), [""; 0]);
-        assert_eq!(gc(NetworkConfiguration { disable_gc: true, ..network("1.1.0", &["a"]) }), [""; 0]);
+        assert_eq!(gc(RunnableConfiguration { disable_gc: true, ..network("1.1.0", &["a"]) }), [""; 0]);
         let status =
-            |network: NetworkConfiguration| calls(|runner| network.status(runner, &call(CniCommand::Status))).1;
+            |network: RunnableConfiguration| calls(|runner| network.status(runner, &call(CniCommand::Status))).1;
         assert_eq!(status(network("1.1.0", &["a", "b"])), ["STATUS a -", "STATUS b -"]);
         assert_eq!(status(network("1.0.0", &["a"])), [""; 0]);
     }

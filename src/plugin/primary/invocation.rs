@@ -2,7 +2,7 @@
 
 use crate::cni::result::AddResult;
 use crate::cni::{CniCommand, Error, NetConf, Request};
-use crate::delegate::{Call, Executables, NetworkConfiguration};
+use crate::delegate::{Call, Executables};
 use crate::networks::{PodNetwork, RunnableConfiguration, Selection};
 use crate::{sub_plugins, trusted_file};
 use serde::{Deserialize, Serialize};
@@ -133,20 +133,17 @@ impl Invocation {
     ///
     /// # Errors
     /// The configuration is invalid. ADD checks it before saving it.
-    pub(super) fn network(&self) -> Result<NetworkConfiguration, Error> {
+    pub(super) fn network(&self) -> Result<RunnableConfiguration, Error> {
         let configuration = RunnableConfiguration::parse(&self.label(), &self.conf, None)?;
-        Ok(NetworkConfiguration {
-            runtime_config: self.runtime_config.clone(),
-            args: self.args.clone(),
-            ..NetworkConfiguration::from(&configuration)
-        })
+        let (runtime_config, args) = (self.runtime_config.clone(), self.args.clone());
+        Ok(RunnableConfiguration { runtime_config, args, ..configuration })
     }
 
     fn run<T>(
         &self,
         base: &Call,
         command: CniCommand,
-        work: impl FnOnce(&NetworkConfiguration, &Call) -> Result<T, Error>,
+        work: impl FnOnce(&RunnableConfiguration, &Call) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let (ifname, args) = (self.interface.clone(), Some(self.cni_args.clone()));
         let call = Call { command, ifname, args, ..base.clone() };
