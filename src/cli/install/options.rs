@@ -67,7 +67,7 @@ pub(in crate::cli) struct InstallOptions {
     /// Add the plugin to the cluster network's configuration list (true), or write a separate configuration file (false) [default: depends on the platform]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     chained: Option<bool>,
-    /// Add the plugin to a copy of the cluster network's configuration list, 00-detour.conflist, which runtimes use instead (true), or to the list itself (false) [default: false]
+    /// Add the plugin to a copy of the cluster network's configuration list, 00-detour.conflist, which runtimes use instead (true), or to the list itself (false); only `detour agent` follows changes of the list [default: false]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = false, hide_default_value = true)]
     own_list: bool,
     /// Whether the runtime calls the plugin as the primary plugin; if false, attachments can't make it the primary plugin [default: depends on the installed configuration]

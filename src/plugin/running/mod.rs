@@ -9,5 +9,5 @@ mod sandboxes;
 pub use bypassing::bypassing;
 pub use repeated_add::{Repeated, RepeatedAdd};
 pub use sandboxes::{
-    ContainerStatus, Sandbox, Sandboxes, container_status, forget_gone, guarded_pods, lacks_of_ambient,
+    ContainerStatus, Sandbox, Sandboxes, container_status, forget_gone, lacks_of_ambient,
 };
