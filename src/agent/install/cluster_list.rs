@@ -54,6 +54,7 @@ impl<'a> ClusterList<'a> {
         let called = match &multus {
             Some((_, MultusCall::File(name))) => Some(name.as_str()),
             Some((file, MultusCall::Elsewhere(list))) if self.desired.file.is_none() => {
+                plan.notes.push(format!("{}: skipped: {}", self.path(file), UnusableList::Multus));
                 plan.waits_for = Some(format!(
                     "the cluster network's list in {}: {} calls {list}; set --conf-dir (cniConfDir) to its directory, or \
                      use an attachment (--chained=false)",
@@ -190,7 +191,8 @@ impl<'a> ClusterList<'a> {
             MultusCall::File((*name).to_owned())
         } else {
             // In the container of Multus, the node is below /host.
-            let mut paths = [Some(network), network.strip_prefix("/host")].into_iter().flatten().filter_map(HostPath::new);
+            let mut paths =
+                [Some(network), network.strip_prefix("/host")].into_iter().flatten().filter_map(HostPath::new);
             let dir = &self.desired.dir;
             match paths.find(|path| path == dir || path.parent() == *dir) {
                 // The directory stands for its first list. The own list is removed here, and Multus must be restarted.
@@ -274,7 +276,8 @@ impl<'a> ClusterList<'a> {
             );
         }
         let named = self.desired.file.as_deref().or(source);
-        let what = named.map_or_else(|| "the cluster network's configuration".to_owned(), |name| format!("a valid {name}"));
+        let what =
+            named.map_or_else(|| "the cluster network's configuration".to_owned(), |name| format!("a valid {name}"));
         let (dir, own) = (&self.desired.dir, self.path(OWN_LIST));
         let next = match source {
             Some(_) => format!(" of it; to copy another list now, delete {own}"),

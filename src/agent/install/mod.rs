@@ -24,4 +24,4 @@ pub use plan::{
 };
 pub use reconcile::{changed, reconcile, undo};
 pub use record::{Digest, FileRecord, InstallRecord, Role};
-pub use settings::{Entry, EntrySettings, PLATFORMS, Platform, default_chain, kubeconfig, server_url, token_in};
+pub use settings::{Entry, PLATFORMS, Platform, default_chain, kubeconfig, server_url, token_in};

@@ -200,12 +200,14 @@ impl NodeFiles {
         let names = self.names(directory)?.into_iter().filter(|name| name.ends_with(".conf"));
         let mut paths: Vec<_> = names.map(|name| directory.join(&name)).filter(|path| !own.contains(&path)).collect();
         // libcni skips directories.
-        let is_directory = |path: &HostPath| self.root.reach_entry(path).and_then(fs::symlink_metadata).map(|it| it.is_dir());
+        let is_directory =
+            |path: &HostPath| self.root.reach_entry(path).and_then(fs::symlink_metadata).map(|it| it.is_dir());
         paths.retain(|path| !is_directory(path).unwrap_or(false));
-        let invalid = |path: HostPath| match self.root.reach(&path).and_then(|path| trusted_file::read(&path, MAX_TEXT_SIZE)) {
-            Ok(text) => check_chained_plugin(&path.to_string(), &text).err().map(|error| error.msg),
-            Err(error) => Some(format!("{path}: {error}")),
-        };
+        let invalid =
+            |path: HostPath| match self.root.reach(&path).and_then(|path| trusted_file::read(&path, MAX_TEXT_SIZE)) {
+                Ok(text) => check_chained_plugin(&path.to_string(), &text).err().map(|error| error.msg),
+                Err(error) => Some(format!("{path}: {error}")),
+            };
         Ok(paths.into_iter().filter_map(invalid).collect())
     }
 

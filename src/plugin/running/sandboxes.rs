@@ -232,8 +232,7 @@ mod tests {
         let id = NetNs::open(own).expect("readable").expect("there").id();
         let is_present = |path: &str, id| {
             let netns = Some((path.into(), id));
-            Sandbox { container_id: "c".into(), pod: PodRef::default(), netns, added_since_boot: 0 }
-                .is_present(&root)
+            Sandbox { container_id: "c".into(), pod: PodRef::default(), netns, added_since_boot: 0 }.is_present(&root)
         };
         assert!(is_present("/proc/thread-self/ns/net", id));
         assert!(!is_present("/run/netns/detour-gone", id));
