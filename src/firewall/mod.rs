@@ -62,7 +62,7 @@ pub use istio::DNS_PROXY_PORT;
 pub use live::{LiveChain, LiveRule, LiveRuleset, failed};
 pub use native::Rejected;
 pub use outline::Outline;
-pub use packet::{Destination, InSet, Packet, Sender};
+pub use packet::{Destination, Packet, Sender};
 pub use plan::CreatedTables;
 pub use redirections::{Diversion, DivertingChain, ForeignRedirection, NativeIstio};
 pub use removal::remove;
