@@ -12,7 +12,6 @@ use crate::policy::{
 };
 use crate::state::{Attachment, Store, format};
 pub(super) use sandbox::{SandboxRecord, since_boot};
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -264,7 +263,6 @@ pub(super) struct RecordPart {
 pub(super) struct PolicyPart {
     #[serde(default)]
     pub(super) containers: BTreeSet<ContainerExclusion>,
-    pub(super) guard: Option<IgnoredAny>,
 }
 
 impl RecordPart {

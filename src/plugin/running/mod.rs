@@ -20,7 +20,7 @@ use crate::plugin::netns_state::{self, NetnsState};
 use crate::plugin::record::{RecordPart, SandboxRecord};
 use crate::pod::{Pod, PodRef};
 use crate::state::{Attachment, ROOT, Store};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -39,7 +39,6 @@ pub struct Sandbox {
     /// The path of its network namespace in the runtime, and its identity.
     netns: Option<(PathBuf, NetnsId)>,
     added_since_boot: u64,
-    is_guarded: bool,
 }
 
 /// The pod sandboxes of the node.
@@ -54,15 +53,6 @@ struct CachedSandbox {
     /// Whether a later change has another modification time.
     is_settled: bool,
     sandbox: Option<Sandbox>,
-}
-
-/// Returns the pods whose saved policy has a guard, as NAMESPACE/NAME. A pod sandbox that can't be read is skipped.
-#[must_use]
-pub fn guarded_pods(store: &Store) -> Vec<String> {
-    let ids = store.sandboxes().unwrap_or_default();
-    let guarded = ids.iter().filter_map(|id| Sandbox::read(store, id).ok().flatten()).filter(|one| one.is_guarded);
-    let names: BTreeSet<_> = guarded.map(|one| format!("{}/{}", one.pod.namespace, one.pod.name)).collect();
-    names.into_iter().collect()
 }
 
 impl Sandboxes {
@@ -116,7 +106,6 @@ impl Sandbox {
             pod,
             added_since_boot: shared.added_since_boot,
             netns: shared.location(),
-            is_guarded: parts.iter().any(|part| part.policy.guard.is_some()),
         }))
     }
 
@@ -241,8 +230,7 @@ mod tests {
         let id = NetNs::open(own).expect("readable").expect("there").id();
         let is_present = |path: &str, id| {
             let netns = Some((path.into(), id));
-            Sandbox { container_id: "c".into(), pod: PodRef::default(), netns, added_since_boot: 0, is_guarded: false }
-                .is_present(&root)
+            Sandbox { container_id: "c".into(), pod: PodRef::default(), netns, added_since_boot: 0 }.is_present(&root)
         };
         assert!(is_present("/proc/thread-self/ns/net", id));
         assert!(!is_present("/run/netns/detour-gone", id));
