@@ -12,8 +12,9 @@ use base64::prelude::BASE64_STANDARD;
 use kube::client::RustlsTlsError::{AddRootCertificate, InvalidServerName, NoValidNativeRootCA};
 use kube::config::{AuthInfo, Cluster, Kubeconfig as KubeconfigFile};
 use kube::{Client, Config};
+use rustls::RootCertStore;
 use rustls_pki_types::CertificateDer;
-use rustls_pki_types::pem::{self, PemObject};
+use rustls_pki_types::pem::PemObject;
 use secrecy::{ExposeSecret, SecretString};
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
@@ -22,6 +23,8 @@ use std::time::Duration;
 
 /// The maximum size of a kubeconfig, and of a file of certificates: the system's bundle has 150 of them in 220 KiB.
 const MAX_FILE: u64 = 1 << 20;
+/// The beginning of a certificate in PEM text (RFC 7468, section 5.1).
+const BEGIN_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 /// The maximum size of a token file: a token is part of a request's header, which servers limit.
 const MAX_TOKEN: u64 = 64 << 10;
 
@@ -91,7 +94,11 @@ impl<'a> Kubeconfig<'a> {
             config.connect_timeout = Some(Duration::from_secs(5));
             config.read_timeout = Some(Duration::from_secs(300));
             config.reset_reader_on_write = true;
-            config.root_cert_file = Some(ca.into());
+            // kube would accept no file with a certificate that can't be used.
+            let pem =
+                String::from_utf8_lossy(&trusted_file::read(Path::new(ca), MAX_FILE).unwrap_or_default()).into_owned();
+            let is_usable = certificates(&pem).len() == pem.matches(BEGIN_CERTIFICATE).count();
+            config.root_cert_file = is_usable.then(|| ca.into());
             config.auth_info = self.user.clone();
         }
         Ok(config)
@@ -141,12 +148,9 @@ impl<'a> Kubeconfig<'a> {
             }
             let pem = BASE64_STANDARD.decode(pem);
             let pem = pem.map_err(|error| location.error(key, "invalid base64").with_details(error.to_string()))?;
-            let invalid =
-                |error: pem::Error| location.error(key, "invalid PEM certificate").with_details(error.to_string());
-            let all = CertificateDer::pem_slice_iter(&pem).map(|one| Ok(one.map_err(invalid)?.to_vec()));
-            config.root_cert = Some(all.collect::<Result<Vec<_>, Error>>()?).filter(|all| !all.is_empty());
+            config.root_cert = Some(certificates(&String::from_utf8_lossy(&pem))).filter(|all| !all.is_empty());
             if config.root_cert.is_none() {
-                return Err(location.error(key, "no PEM certificate found"));
+                return Err(location.error(key, "no usable PEM certificate found"));
             }
         }
         let urls = [Some(&config.cluster_url), config.proxy_url.as_ref()];
@@ -313,6 +317,19 @@ pub(super) fn connects_to(config: &Config) -> (String, u16) {
     (url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned(), port)
 }
 
+/// Returns the DER of each certificate in PEM text that a client can use. Others are skipped, as in Go (`crypto/x509`,
+/// `AppendCertsFromPEM`), and other text is ignored.
+fn certificates(pem: &str) -> Vec<Vec<u8>> {
+    let mut usable = RootCertStore::empty();
+    let certificate = |rest: &str| {
+        let pem = format!("{BEGIN_CERTIFICATE}{rest}");
+        let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+        usable.add(certificate.clone()).ok()?;
+        Some(certificate.to_vec())
+    };
+    pem.split(BEGIN_CERTIFICATE).skip(1).filter_map(certificate).collect()
+}
+
 /// Returns `None` for an empty value: kubeconfigs may omit a key or leave it empty.
 fn non_empty(text: &Option<String>) -> Option<&str> {
     text.as_deref().filter(|text| !text.is_empty())
@@ -355,5 +372,24 @@ fn find<T: Default>(kind: &str, name: &str, mut entries: Vec<(String, Option<T>)
     match entries.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ") {
         names if names.is_empty() => Err(format!("{fault}; the kubeconfig has no {kind}s")),
         names => Err(format!("{fault}; expected one of: {names}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn certificates_are_found_between_other_text_and_broken_ones() {
+        let new = |name: &str| {
+            let params = rcgen::CertificateParams::new([name.to_owned()]).expect("a name");
+            params.self_signed(&rcgen::KeyPair::generate().expect("a key")).expect("a certificate")
+        };
+        let (one, other) = (new("a"), new("b"));
+        let end = "-----END CERTIFICATE-----";
+        let broken = format!("{BEGIN_CERTIFICATE}\n!\n{end}\n{BEGIN_CERTIFICATE}\nAQ==\n{end}\n{BEGIN_CERTIFICATE}\n");
+        let text = format!("CN=a\n{}{broken}CN=b\r\n{}", one.pem(), other.pem().replace('\n', "\r\n"));
+        assert_eq!(certificates(&text), [one.der().to_vec(), other.der().to_vec()]);
+        assert!(certificates("nothing").is_empty() && certificates(&broken).is_empty());
     }
 }

@@ -1,6 +1,6 @@
 //! Targets for what the kernel lists, some of which processes in a pod decide: rules, sets, connections, routes and sockets.
 
-use super::kernel_socket::{self, Reply, with_socket};
+use super::simulated_kernel::{Reply, dump, message, with_socket};
 use super::{Choices, check_printed, drawn};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
 use crate::firewall::rule::Family;
@@ -10,7 +10,7 @@ use crate::firewall::{
 use crate::netlink::Received;
 use crate::netlink::attributes::Attributes;
 use crate::netns::connections::connection;
-use crate::netns::routes::deletion;
+use crate::netns::routes::{RemainingPaths, deletion, without_interface};
 use crate::policy::Protocol;
 use crate::printable;
 use netlink_packet_core::{Emitable, Parseable};
@@ -39,10 +39,10 @@ fn answer(objects: &[Reply], messages: &[Received<'_>]) -> Vec<Vec<u8>> {
     let Some(request) = messages.first() else { return Vec::new() };
     if request.kind == GET_GENERATION {
         let generation = Attributes::of(|list| list.be32(GENERATION, 7));
-        return vec![kernel_socket::message(request.kind - 1, request.sequence, &[0; 4], generation.as_bytes())];
+        return vec![message(request.kind - 1, request.sequence, &[0; 4], generation.as_bytes())];
     }
     let listed = objects.iter().filter(|(kind, _)| kind + 1 == request.kind);
-    kernel_socket::dump(request.sequence, listed.cloned())
+    dump(request.sequence, listed.cloned())
 }
 
 /// A network namespace with arbitrary objects: it is read twice as the same, compared with desired rules, and traced.
@@ -82,12 +82,19 @@ pub(super) fn netfilter(input: &[u8]) {
     }
 }
 
-/// A route or a socket.
-pub(super) fn routing(body: &[u8]) {
+/// The number of an interface, then a route or a socket.
+pub(super) fn routing(input: &[u8]) {
+    let Some((interface, body)) = input.split_first() else { return };
     let _ = connection(body);
     let Ok(route) = RouteMessage::parse(body) else { return };
     let request = deletion(route.clone());
     assert_eq!(deletion(request.clone()), request);
     let mut written = vec![0; request.buffer_len()];
     request.emit(&mut written);
+    // A route over other interfaces, which replaces this one, needs no change.
+    if let Some(RemainingPaths::Paths(rest)) = without_interface(&route, (*interface).into()) {
+        assert_eq!(without_interface(&rest, (*interface).into()), None, "{rest:?}");
+        assert!(!rest.attributes.is_empty());
+        rest.emit(&mut vec![0; rest.buffer_len()]);
+    }
 }

@@ -3,8 +3,8 @@
 
 use super::addresses::links;
 use super::rtnetlink::{
-    FAMILIES, RTM_DELROUTE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, accept_missing, bytes, failed, list, open,
-    request, rule_header,
+    FAMILIES, RTM_DELROUTE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, accept_existing, accept_missing, bytes, failed,
+    list, open, request, rule_header,
 };
 use crate::cni::Error;
 use crate::netlink::{Messages, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NLMSG_ERROR};
@@ -12,7 +12,9 @@ use crate::policy::Protocol;
 use ipnet::IpNet;
 use netlink_packet_core::Parseable;
 use netlink_packet_route::AddressFamily;
-use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteType};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteNextHopFlags, RouteProtocol, RouteType,
+};
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
 use nix::errno::Errno;
 use nix::net::if_::{if_indextoname, if_nametoindex};
@@ -23,8 +25,8 @@ use std::net::IpAddr;
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
 
-/// Replaces the default routes of both families over `interface` by routes to `gateways`, also a route over several
-/// interfaces. Other routing tables are not changed. Without gateways, an interface that does not
+/// Replaces the default routes of both families over `interface` by routes to `gateways`. A route over several
+/// interfaces keeps its other paths. Other routing tables are not changed. Without gateways, an interface that does not
 /// exist has no route to remove: that of a DPDK device is not in the kernel.
 ///
 /// # Errors
@@ -38,8 +40,10 @@ pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<()
         let mut socket = open()?;
         for family in FAMILIES {
             for route in list(&mut socket, RTM_GETROUTE, &header(family))? {
-                if is_default(&route) && interfaces(&route).contains(&index) {
-                    accept_missing(request(&mut socket, RTM_DELROUTE, 0, &deletion(route)))?;
+                let Some(remaining) = without_interface(&route, index) else { continue };
+                accept_missing(request(&mut socket, RTM_DELROUTE, 0, &deletion(route)))?;
+                if let RemainingPaths::Paths(route) = remaining {
+                    accept_existing(request(&mut socket, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &route))?;
                 }
             }
         }
@@ -235,4 +239,40 @@ pub(crate) fn deletion(mut route: RouteMessage) -> RouteMessage {
         _ => false,
     });
     route
+}
+
+/// The rest of a default route without its paths over one interface.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum RemainingPaths {
+    Nothing,
+    /// A route over the other paths.
+    Paths(RouteMessage),
+}
+
+/// Removes the paths over `interface` from a default route of the main table. Returns `None` for any other route, and
+/// for one without such a path.
+pub(crate) fn without_interface(route: &RouteMessage, interface: u32) -> Option<RemainingPaths> {
+    if !is_default(route) || !interfaces(route).contains(&interface) {
+        return None;
+    }
+    let attributes: Vec<RouteAttribute> = route
+        .attributes
+        .iter()
+        .filter_map(|attribute| match attribute {
+            RouteAttribute::Priority(_) => Some(attribute.clone()),
+            RouteAttribute::MultiPath(paths) => {
+                let mut others = paths.clone();
+                others.retain(|path| path.interface_index != interface);
+                // The kernel does not accept the other flags in a new route, such as that of a dead path.
+                others.iter_mut().for_each(|path| path.flags &= RouteNextHopFlags::Onlink);
+                (!others.is_empty()).then_some(RouteAttribute::MultiPath(others))
+            }
+            _ => None,
+        })
+        .collect();
+    let has_paths = attributes.iter().any(|attribute| matches!(attribute, RouteAttribute::MultiPath(_)));
+    Some(match has_paths {
+        true => RemainingPaths::Paths(message(header(route.header.address_family), attributes)),
+        false => RemainingPaths::Nothing,
+    })
 }

@@ -16,6 +16,9 @@ use std::path::{Path, PathBuf};
 const EXTENSIONS: [&str; 3] = ["conf", "json", "conflist"];
 
 /// The keys of a plugin in a file that libcni itself reads (`pkg/types`, `PluginConf`).
+const CHAINED_KEYS: [&str; 6] = ["cniVersion", "name", "type", "capabilities", "ipam", "dns"];
+
+/// [`CHAINED_KEYS`] with their types.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(dead_code, reason = "only the types are checked")]
@@ -153,9 +156,16 @@ pub fn check_chained_plugin(place: &str, text: &[u8]) -> Result<(), Error> {
     chained_plugin(place, &chained_json(place, text)?, "chain", UNSTATED).map(drop)
 }
 
-/// Parses a file of an auxiliary chain. As in Go's JSON parser, with which Multus reads it, invalid UTF-8 is replaced.
+/// Parses a file of an auxiliary chain as Go's JSON parser, with which Multus reads it: invalid UTF-8 is replaced, and a
+/// key in another case means the same. Of several, the last one counts.
 fn chained_json(place: &str, text: &[u8]) -> Result<Value, Error> {
-    json(place, &String::from_utf8_lossy(text))
+    let plugin = json(place, &String::from_utf8_lossy(text))?;
+    let Value::Object(keys) = plugin else { return Ok(plugin) };
+    let in_its_case = |key: String| {
+        let known = CHAINED_KEYS.iter().find(|known| known.eq_ignore_ascii_case(&key));
+        known.map_or(key, |known| (*known).to_owned())
+    };
+    Ok(keys.into_iter().map(|(key, value)| (in_its_case(key), value)).collect())
 }
 
 /// Returns a plugin of an auxiliary chain with the chain's name and version.
@@ -279,18 +289,18 @@ mod tests {
         }
     }
 
-    /// As Multus, which is written in Go, reads it.
+    /// As Multus, which is written in Go, reads them.
     #[test]
-    fn a_file_of_the_chain_with_invalid_utf_8_is_accepted_unless_a_key_of_libcni_has_another_type() {
-        let dir = directory("chain", &[("10.conf", r#"{"type": "a", "capabilities": {"dns": true}, "own": 1}"#)]);
+    fn a_file_of_the_chain_with_keys_in_another_case_or_invalid_utf_8_is_accepted() {
+        let dir = directory("chain", &[("10.conf", r#"{"TYPE": "upper", "Capabilities": {"dns": true}, "own": 1}"#)]);
         fs::write(dir.join("20.conf"), b"{\"type\": \"bytes\", \"x\": \"\xff\"}").expect("a file");
         let chain = auxiliary_chain(&dir, "1.0.0").expect("accepted");
         let types: Vec<&str> = chain.iter().flat_map(|(_, plugin)| plugin.types()).collect();
-        assert_eq!(types, ["a", "bytes"]);
+        assert_eq!(types, ["upper", "bytes"]);
         assert_eq!(chain[0].1.plugins[0].keys["capabilities"]["dns"], true);
         for (text, why) in [
-            (&b"{\"type\": 7}"[..], "f.type: invalid value 7"),
-            (b"{\"type\": \"a\", \"ipam\": 1}", "f.ipam: invalid type: integer, expected an object"),
+            (&b"{\"TYPE\": 7}"[..], "f.type: invalid value 7"),
+            (b"{\"type\": \"a\", \"IPAM\": 1}", "f.ipam: invalid type: integer, expected an object"),
             (b"{\"type\": \"a\", \"dns\": {\"search\": [1]}}", "f.dns.search[0]: invalid type: integer"),
             (b"{\"kind\": \"\xff\"}", "f: expected a JSON object with type: one plugin of the chain"),
         ] {
