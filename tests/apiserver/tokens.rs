@@ -2,7 +2,7 @@
 
 use crate::control_plane::ControlPlane;
 use crate::node::{NAME, Node, OWN_LIST, SETTLED, meshed_pod, on_a_node};
-use crate::shipped::{NAMESPACE, apply, base, chart, cluster, cluster_with};
+use crate::shipped::{NAMESPACE, apply, base, chart, cluster, cluster_with, established, namespaces, types};
 use crate::support::health::get;
 use crate::support::netns_pod::Pod;
 use base64::Engine;

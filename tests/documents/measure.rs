@@ -3,7 +3,7 @@
 
 use crate::support::directory;
 
-use directory::Directory;
+use crate::support::directory::Directory;
 use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};

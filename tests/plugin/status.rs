@@ -2,9 +2,9 @@
 //! limited; a panic of the plugin is reported as an error object.
 
 use crate::support::called::{plugin, start};
+use crate::support::directory::Directory;
 use crate::support::program::write_executable;
 use detour_cni::plugin;
-use directory::Directory;
 use nix::fcntl::OFlag;
 use serde_json::{Value, json};
 use std::fs::{self, OpenOptions};
@@ -380,7 +380,7 @@ fn a_panic_is_one_error_object_and_exit_code_1() {
         unreachable!("the panic ends the process");
     }
     let mut child = Command::new(env::current_exe().expect("this test"));
-    child.args(["--exact", "panic::a_panic_is_one_error_object_and_exit_code_1", "--nocapture"]);
+    child.args(["--exact", "status::a_panic_is_one_error_object_and_exit_code_1", "--nocapture"]);
     child.env_clear().envs([(HERE, "1"), ("CNI_COMMAND", "GC"), ("CNI_PATH", "/")]);
     let output = child.output().expect("it starts");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
