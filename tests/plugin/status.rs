@@ -389,5 +389,5 @@ fn a_panic_is_one_error_object_and_exit_code_1() {
     let error: Value = serde_json::from_str(object).expect("one object and nothing after it");
     assert_eq!((&error["code"], &error["cniVersion"]), (&Value::from(108), &Value::from("1.1.0")));
     let msg = error["msg"].as_str().expect("a string");
-    assert!(msg.contains("tests/plugin/panic.rs") && msg.contains("stdin broke"), "{msg}");
+    assert!(msg.contains("tests/plugin/status.rs") && msg.contains("stdin broke"), "{msg}");
 }
