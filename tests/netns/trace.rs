@@ -175,7 +175,7 @@ fn trace_predicts_where_packets_arrive() {
         let found = world.live_rules();
         let held = found.view();
         assert_eq!(found.addresses.len(), 2, "{:?}", found.addresses);
-        let (planned, running) = (ExcludedSenders::planned(&evaluated), ExcludedSenders::live(&found, Path::new("/")));
+        let (planned, running) = (ExcludedSenders::planned(&evaluated), ExcludedSenders::live(&found));
         let check =
             |family, (process, protocol, to): (Option<Process>, Protocol, SocketAddr), cgroup: Option<&Cgroup>| {
                 let from = match process {
@@ -249,7 +249,7 @@ fn a_container_is_traced_as_long_as_its_bypass_lasts_and_afterwards() {
         };
         let live = |name| {
             let rules = world.live_rules();
-            let senders = ExcludedSenders::live(&rules, Path::new("/"));
+            let senders = ExcludedSenders::live(&rules);
             senders.trace(&rules.view(), (from, name), destination, &rules.addresses, "eth0")
         };
         let trace = planned(Some(CONTAINER));
