@@ -280,10 +280,6 @@ fn a_container_is_traced_as_long_as_its_bypass_lasts_and_afterwards() {
             ),
             ("direct", "direct".to_owned())
         );
-        assert!(
-            trace.hops.iter().any(|hop| hop.rule.contains("cgroupv2 level 2 ")),
-            "the level of the element: {trace:#?}"
-        );
         assert!(live(None).caveats[0].contains("vault-agent-init"), "{:?}", live(None).caveats);
         let other = live(Some("web"));
         assert_eq!((other.arrives_at.as_str(), other.caveats.len()), ("sidecar:15001", 0));
