@@ -55,8 +55,7 @@ pub use iptables::{legacy_tables, restore_text};
 pub use istio::DNS_PROXY_PORT;
 pub use live::{LiveChain, LiveRule, LiveRuleset, failed};
 pub use native::Rejected;
-
-pub use packet::{Destination, InSet, Packet, Sender};
+pub use packet::{Destination, Packet, Sender};
 pub use plan::CreatedTables;
 pub use redirections::{AmbientRedirection, Diversion, DivertingChain, ForeignRedirection, NativeIstio};
 
