@@ -37,7 +37,7 @@ fn a_platform_is_upgraded_extended_and_uninstalled_without_remains() {
             }
             assert_eq!(labels["helm.sh/chart"], concat!("detour-", env!("CARGO_PKG_VERSION")), "{name}: {object}");
         }
-        for alias in platform.aliases {
+        for alias in &platform.aliases {
             helm.upgrade("detour", &["--set", &values(alias)]);
             assert_eq!(objects_of(&admin, "detour", NAMESPACE), own, "{alias} has the same objects as {name}");
         }
