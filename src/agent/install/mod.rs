@@ -19,7 +19,7 @@ pub use crate::cni::PROGRAM;
 pub use crate::host_path::{HostPath, HostRoot};
 pub use drift::changed;
 pub use error::InstallError;
-pub use node::{Installed, InstalledText, InstalledTexts, Leadership, NodeFiles, state_path};
+pub use node::{Installed, InstalledTexts, Leadership, NodeFiles, state_path};
 pub use plan::{
     Change, ConfFile, Content, DesiredFile, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, ListEntry,
     OWN_LIST,

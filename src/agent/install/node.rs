@@ -4,7 +4,7 @@
 mod installed;
 mod locks;
 
-pub use installed::{Installed, InstalledText, InstalledTexts};
+pub use installed::{Installed, InstalledTexts};
 pub use locks::Leadership;
 
 use super::conflist::{ConfList, UnusableList};
