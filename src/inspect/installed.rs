@@ -126,9 +126,9 @@ impl Definitions for Files<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
     use crate::cluster::objects;
     use crate::inspect::explain;
+    use std::path::Path;
 
     const SOURCE: &str = r#""kubernetes": {"kubeconfig": "/k", "exclude_namespaces": ["kube-system"]}"#;
 

@@ -468,7 +468,7 @@ fn check_summarizes_all_nodes() {
         scene.add_node("node-2", kubelet.port, &json!({"kubernetes.io/os": "linux", "zone": "b"}));
         scene.set_status(&agent, &json!({"running": {}}), false);
         let run = machine.detour(&["check"]);
-        assert_eq!((run.code, run.stderr.as_str()), (Some(1), ""), "{run:?}");
+        assert_eq!((run.code, run.stderr.as_str()), (Some(1), "error: unhealthy nodes: node-1, node-2\n"), "{run:?}");
         for part in [
             "the agent is not ready; failed: ",
             "kubeconfig-",
@@ -490,7 +490,10 @@ fn check_summarizes_all_nodes() {
         let help = machine.run(&kubectl, &["detour", "check", "--help"], "kubeconfig");
         assert!(help.stdout.contains("Usage: kubectl detour check [OPTIONS]"), "{help:?}");
         let selected = machine.detour(&["check", "-l", "zone=b", "-o", "yaml"]);
-        assert!(selected.stdout.contains("node: node-2") && !selected.stdout.contains("node-1"), "{selected:?}");
+        assert!(
+            selected.stderr.contains("unhealthy nodes: node-2\n") && !selected.stdout.contains("node-1"),
+            "{selected:?}"
+        );
         let missing = machine.detour(&["check", "--node", "node-9"]);
         assert!(
             missing.code == Some(1) && missing.stderr.contains("node node-9: not found; see kubectl get nodes"),

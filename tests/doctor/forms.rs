@@ -157,7 +157,8 @@ fn elsewhere_it_says_what_to_run_and_where() {
         let lines = report["checks"].as_array().expect("checks");
         let (outcome, found, next) = line(&report, "netns-found");
         assert_eq!((outcome, found), ("not-checked", "it does not run on this node"));
-        assert!(next.contains("on node worker-7") && next.ends_with("kubectl detour doctor -n shop web-0"), "{next}");
+        assert!(next.contains("on node worker-7; run kubectl detour doctor -n shop web-0, "), "{next}");
+        assert!(next.contains("oc debug node/worker-7 -- chroot /host DIR/detour doctor -n shop web-0"), "{next}");
         let of_sandbox = |l: &&Value| l["group"] == "sandbox";
         assert!(lines.iter().filter(of_sandbox).all(|l| l["outcome"] == "not-checked"), "{report:#}");
     });

@@ -2,7 +2,7 @@
 //! about a pod run in the agent's pod on the pod's node, with the same arguments.
 
 use super::output::{CommandError, CommandOutput, OutputArguments};
-use super::{doctor, explain, print_report, print_usage, rules, trace};
+use super::{doctor, explain, print_error, print_report, print_usage, rules, trace};
 use clap::builder::Resettable;
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -242,8 +242,7 @@ Examples:
   kubectl detour audit -A
   kubectl detour audit -n shop -o json
 
-The agents need the capabilities that the chart value repair.enabled grants. docs/reports.md explains
-the counters.
+The agents need the capabilities that the chart value repair.enabled grants.
 
 Exit codes: 0 all pods are redirected and have the desired rules, 1 a pod is not redirected, has
 other rules, has a rule of another program that lets traffic bypass the mesh or was not examined,
@@ -313,6 +312,10 @@ fn check(kubectl: &Kubectl, arguments: &CheckArguments) -> Result<CommandOutput,
         NodeCheck::without_agent(name, is_expected, reason)
     });
     let report = NodesCheck::of(of_agents.chain(without).collect());
+    if !report.healthy {
+        let nodes: Vec<&str> = report.unhealthy().into_iter().collect();
+        print_error(format_args!("unhealthy nodes: {}", nodes.join(", ")), ExitCode::FAILURE);
+    }
     arguments.output.render_verdict(&report, report.healthy)
 }
 

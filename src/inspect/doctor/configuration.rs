@@ -12,6 +12,7 @@ use crate::inspect::terminal::joined;
 use crate::inspect::validate::is_program;
 use crate::plugin::node::{self, InstalledText};
 use crate::plugin::{TargetNode, validate};
+use crate::sub_plugins::SubPlugin;
 use crate::trusted_file::{self, names_in, read_nofollow};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -294,4 +295,14 @@ fn read_node_configuration(target: &CheckTarget) -> Result<Option<(NodeConf, Vec
     let path =
         target.reach_named(NODE_CONFIGURATION.as_ref()).map_err(|error| format!("{NODE_CONFIGURATION}: {error}"))?;
     node::read(NODE_CONFIGURATION, &path).map_err(|error| error.msg)
+}
+
+/// Returns the configuration that stands for the node: the first one that redirects, or else the first.
+pub(super) fn foremost(configurations: &[AppliedConf]) -> Option<&NetConf> {
+    let redirects = |applied: &&AppliedConf| has_sub_plugin(&applied.conf, SubPlugin::IstioRedirect);
+    configurations.iter().find(redirects).or(configurations.first()).map(|applied| &applied.conf)
+}
+
+pub(super) fn has_sub_plugin(conf: &NetConf, wanted: SubPlugin) -> bool {
+    conf.chain.iter().any(|block| SubPlugin::of(block) == Some(wanted))
 }

@@ -1,8 +1,9 @@
 //! Checks of excluded containers: each precondition of a bypass, from the kernel and the runtime to the running
 //! container. Nodes and pods that don't use `container-exclude` have none of these checks.
 
+use super::checks;
+use super::configuration::{foremost, has_sub_plugin};
 use super::report::{AGENT_TIMEOUT, CheckOutcome, CheckTarget, CheckVerdict, Results};
-use super::{checks, foremost, has_sub_plugin};
 use crate::cgroup::{self, CgroupHierarchy, enter_host_namespace};
 use crate::cluster::agent::{BypassingContainer, ContainersStatus, excluded_containers};
 use crate::firewall::{ContainerElement, container_elements};

@@ -81,31 +81,39 @@ pub(super) fn runtime(target: &CheckTarget, pod: &PodRef, container: Option<&str
         container.is_some_and(|id| line.contains(id)) || (has(line, name.as_str()) && has(line, namespace.as_str()))
     };
     let verdict = match read_journal(target) {
-        Ok(text) => {
+        Ok((units, text)) => {
             let mut lines: Vec<&str> = text.lines().filter(is_about).collect();
             lines.reverse();
-            last_line_verdict(&lines, "the journal of the last day")
+            last_line_verdict(&lines, &format!("the journal of the last day ({})", units.join(", ")))
         }
         Err(why) => CheckVerdict::to_do(why, by_hand(name)),
     };
     results.add(checks::RUNTIME_LOG, verdict);
 }
 
-/// Reads the journal entries of the last day, the newest first: the output is cut at its end.
-fn read_journal(target: &CheckTarget) -> Result<String, String> {
+/// Reads the journal entries of the last day, the newest first: the output is cut at its end. Returns the units that it has,
+/// and the entries.
+fn read_journal(target: &CheckTarget) -> Result<(Vec<&'static str>, String), String> {
     let reached = JOURNALS.iter().filter_map(|path| target.reach(&HostPath::new(path)?).ok());
     let directory = reached.into_iter().find(|path| path.is_dir());
     let directory = directory.ok_or_else(|| format!("no journal found in {}", JOURNALS.join(" and ")))?;
-    let mut command = Command::new("journalctl");
-    command.arg("--directory").arg(&directory);
-    command.args(["--no-pager", "--quiet", "--output=short-iso", "--since=-24h", "--reverse"]);
-    let text = node::output(command.args(UNITS.iter().flat_map(|unit| ["-u", unit])));
-    let text = text.map_err(|why| format!("the journal was not read: journalctl: {why}"))?;
-    // A cut line is dropped: half of a secret may not be recognized as one.
-    match text.rsplit_once('\n') {
-        Some((whole, _)) => Ok(whole.to_owned()),
-        None => Err(format!("the journal has no entries of the units {}", UNITS.join(", "))),
+    let journalctl = |arguments: &[&str]| {
+        let mut command = Command::new("journalctl");
+        command.arg("--directory").arg(&directory).args(["--no-pager", "--quiet"]).args(arguments);
+        node::output(&mut command).map_err(|why| format!("the journal was not read: journalctl: {why}"))
+    };
+    let logged = journalctl(&["--field=_SYSTEMD_UNIT"])?;
+    let is_logged = |unit: &&str| logged.lines().any(|line| line.strip_suffix(".service") == Some(unit));
+    let units: Vec<&str> = UNITS.into_iter().filter(is_logged).collect();
+    if units.is_empty() {
+        return Err(format!("the journal has no entries of the units {}", UNITS.join(", ")));
     }
+    let mut arguments = vec!["--output=short-iso", "--since=-24h", "--reverse"];
+    arguments.extend(units.iter().flat_map(|unit| ["-u", unit]));
+    let text = journalctl(&arguments)?;
+    // A cut line is dropped: half of a secret may not be recognized as one.
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    Ok((units, whole.to_owned()))
 }
 
 /// Returns the command that shows the entries with `pattern` on the node.

@@ -27,7 +27,7 @@ use crate::host_path::HostPath;
 use crate::plugin::FormatCounts;
 use crate::pod::{Facts, PodRef};
 use crate::state::{ROOT, Store};
-use crate::sub_plugins::SubPlugin;
+use configuration::foremost;
 use containers::CheckedPod;
 use report::Results;
 use std::path::{Path, PathBuf};
@@ -104,16 +104,6 @@ pub(super) fn node_setup(target: &CheckTarget) -> NodeSetup {
 
 fn store(target: &CheckTarget) -> Store {
     HostPath::new(ROOT).and_then(|root| target.reach(&root).ok()).map_or_else(|| Store::new(ROOT), Store::new)
-}
-
-/// Returns the configuration that stands for the node: the first one that redirects, or else the first.
-fn foremost(configurations: &[AppliedConf]) -> Option<&NetConf> {
-    let redirects = |applied: &&AppliedConf| has_sub_plugin(&applied.conf, SubPlugin::IstioRedirect);
-    configurations.iter().find(redirects).or(configurations.first()).map(|applied| &applied.conf)
-}
-
-fn has_sub_plugin(conf: &NetConf, wanted: SubPlugin) -> bool {
-    conf.chain.iter().any(|block| SubPlugin::of(block) == Some(wanted))
 }
 
 /// Checks the path from the pod's annotation to the decision, its network namespace, and the logs.

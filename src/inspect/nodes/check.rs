@@ -8,6 +8,7 @@ use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, joined};
 use crate::plugin::FormatCounts;
 use serde::Serialize;
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// The report about all nodes.
@@ -129,6 +130,13 @@ impl NodesCheck {
                 .then(|| needless_exclusions::merged(needless.into_iter().flatten())),
             nodes,
         }
+    }
+
+    /// Returns the names of the nodes with problems.
+    #[must_use]
+    pub fn unhealthy(&self) -> BTreeSet<&str> {
+        let unhealthy = self.nodes.iter().filter(|node| node.result == NodeResult::Unhealthy);
+        unhealthy.map(|node| node.node.as_str()).collect()
     }
 }
 
@@ -272,7 +280,7 @@ mod tests {
         let missing = NodeCheck::without_agent("n2", false, "no agent".to_owned());
         let skipped = NodeCheck::without_agent("n3", true, "windows".to_owned());
         let report = NodesCheck::of(vec![skipped, missing, agent(true, Ok(healthy)), failed]);
-        assert!(!report.healthy);
+        assert_eq!((report.healthy, report.unhealthy()), (false, BTreeSet::from(["n1", "n2"])));
         let text = render(&report, Format::Table, Screen::plain()).expect("text");
         assert!(text.as_str().starts_with("Nodes: 0 healthy, 2 unhealthy, 1 skipped\n"), "{text}");
         assert!(text.as_str().contains("  FAIL token-valid (c)\n        d\\u{1b}[2J\n        next: e\n"), "{text}");

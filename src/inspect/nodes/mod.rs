@@ -51,7 +51,10 @@ impl AgentOutput {
 #[must_use]
 pub fn node_hint(Pod { namespace, name, node_name, .. }: &Pod, arguments: &str) -> String {
     match node_name {
-        Some(node) => format!("the pod is on node {node}; run kubectl detour {arguments} -n {namespace} {name}"),
+        Some(node) => format!(
+            "the pod is on node {node}; run kubectl detour {arguments} -n {namespace} {name}, or, with DIR being the plugin's \
+             directory on the node: oc debug node/{node} -- chroot /host DIR/detour {arguments} -n {namespace} {name}"
+        ),
         None => format!("the pod is not scheduled to a node; see kubectl describe pod -n {namespace} {name}"),
     }
 }
@@ -199,7 +202,11 @@ mod tests {
         let there = Pod { node_name: Some("worker-1".into()), ..pod.clone() };
         let text = node_hint(&there, "doctor --probe");
         assert!(text.starts_with("the pod is on node worker-1; "), "{text}");
-        assert!(text.ends_with("kubectl detour doctor --probe -n shop web-0"), "{text}");
+        assert!(text.contains("; run kubectl detour doctor --probe -n shop web-0, "), "{text}");
+        assert!(
+            text.ends_with("oc debug node/worker-1 -- chroot /host DIR/detour doctor --probe -n shop web-0"),
+            "{text}"
+        );
         assert!(node_hint(&pod, "rules").contains("not scheduled"));
     }
 }
