@@ -2,12 +2,13 @@
 //! the node, while the API server grants none.
 
 use super::metrics::Metrics;
+use crate::backoff::Backoff;
 use crate::cluster::{Api, ObjectRef, Token};
 use crate::wait;
 use k8s_openapi::jiff::Timestamp;
 use std::cell::Cell;
 use std::convert::Infallible;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
@@ -15,9 +16,10 @@ use tokio::time::sleep;
 /// The requested lifetime; the agent's admission policy allows no longer one. The token is bound to the node, not to the
 /// agent's pod, so that the plugin works while an agent is replaced. Without an agent, it lasts for at least 40 minutes.
 const LIFETIME: Duration = Duration::from_secs(60 * 60);
-/// The pause after a failed request while the plugin has a valid token, and without one.
-const RETRY_DELAY: Duration = Duration::from_secs(60);
-const SHORT_RETRY_DELAY: Duration = Duration::from_secs(5);
+/// The first and the longest pause after a failed request.
+const RETRY_DELAYS: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(60)];
+/// A token is renewed at most this often, even if the API server grants a short one.
+const SHORTEST_RENEWAL: Duration = Duration::from_secs(60);
 /// How long the first call waits for the first request. Later calls never wait.
 const FIRST_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -71,15 +73,18 @@ impl PluginToken {
 
 /// Requests a token again and again, until nothing uses it.
 async fn renew(account: Api, of: ObjectRef, metrics: Metrics, granted: watch::Sender<Granted>) {
+    let [shortest, longest] = RETRY_DELAYS;
+    let mut backoff = Backoff::new(shortest, longest);
     loop {
         let result = account.token(&of, LIFETIME).await.map_err(|error| error.to_string());
         metrics.token_renewal_failed.set(result.is_err().into());
         let before = granted.borrow().clone();
-        let now = Timestamp::now();
         let pause = match &result {
-            Ok(token) => renewal(now, token.expires),
-            Err(_) if before.token.as_ref().is_some_and(|token| now < token.expires) => RETRY_DELAY,
-            Err(_) => SHORT_RETRY_DELAY,
+            Ok(token) => {
+                backoff.reset();
+                renewal(Timestamp::now(), token.expires)
+            }
+            Err(_) => backoff.pause(Instant::now()),
         };
         granted.send_replace(match result {
             Ok(token) => Granted { token: Some(token), failure: None },
@@ -101,7 +106,7 @@ async fn renew(account: Api, of: ObjectRef, metrics: Metrics, granted: watch::Se
 /// server has made that. The clock of a node may be wrong until it is synchronized after the boot.
 fn renewal(now: Timestamp, expires: Timestamp) -> Duration {
     let third = now.duration_until(expires) / 3;
-    Duration::try_from(third).unwrap_or_default().clamp(RETRY_DELAY, LIFETIME / 3)
+    Duration::try_from(third).unwrap_or_default().clamp(SHORTEST_RENEWAL, LIFETIME / 3)
 }
 
 #[cfg(test)]
