@@ -109,7 +109,7 @@ impl TargetArguments {
             Some((path.clone(), OwnList { source, kind }))
         };
         let multus_chain = record.multus_chain.as_ref().map(|directory| {
-            let invalid = node.invalid_chain_files(directory, record);
+            let invalid = node.invalid_chain_files(directory);
             (directory.clone(), invalid.unwrap_or_else(|why| vec![why.to_string()]))
         });
         let root = self.place.root()?;
