@@ -62,7 +62,8 @@ fn check_reports_elements_that_no_excluded_container_explains() {
     world.change_containers(&[], slice::from_ref(&app));
     let error = check(&world, &socket).expect("drift");
     assert_eq!(error["code"], 103, "{error}");
-    let details = "unexpected: control group 2 in the set \"excluded-all\": container \"app\" is not excluded";
+    let details = "unexpected: control group 2 in the set \"excluded-all\" of container \"app\": it is not excluded, or its \
+                   bypass has ended";
     assert_eq!(error["details"], details);
     world.change_containers(&[app], &[]);
 
@@ -72,7 +73,10 @@ fn check_reports_elements_that_no_excluded_container_explains() {
     assert_eq!(check(&world, &socket), None, "an agent that can't say is no error");
     // The second answer decides: a container may start or exit during the first comparison.
     let error = check(&world, &socket).expect("drift");
-    assert!(error["details"].as_str().expect("text").contains(&format!("{NAME:?} has ended")), "{error}");
+    assert!(
+        error["details"].as_str().expect("text").contains(&format!("{NAME:?}: it is not excluded, or its bypass")),
+        "{error}"
+    );
     let requests = served.join().expect("no panic");
     assert!(requests.iter().all(|request| request["ask"]["container"] == json!(world.name)), "{requests:?}");
     std::fs::remove_file(socket).expect("removed");

@@ -110,7 +110,7 @@ fn read(sandbox_id: &str, known: Saved, root: &HostRoot, pod: &mut Option<PodRef
         return Ok(known);
     }
     let is_old = |time: &SystemTime| time.elapsed().is_ok_and(|age| age > TIME_STAMP_PRECISION);
-    let excluded = ExcludedContainers::find(sandbox_id, root)?.map(Arc::new);
+    let excluded = ExcludedContainers::find(sandbox_id)?.map(Arc::new);
     if excluded.is_some() {
         // Without it, Events are only logged.
         *pod = find::pod_of_sandbox(root, sandbox_id).ok().flatten();
