@@ -198,11 +198,13 @@ pub fn is_program(directories: impl Iterator<Item = PathBuf>, name: &str) -> Opt
     (!existing.is_empty()).then_some(found)
 }
 
+/// Returns the warnings about a configuration, or its first problem.
+type Check<'a> = dyn Fn(ConfKind, &str) -> Result<Vec<String>, Error> + 'a;
+
 /// What a file contains.
 struct Found<'a> {
     file: &'a Path,
-    /// Returns the warnings about a configuration, or its first problem.
-    check: &'a dyn Fn(ConfKind, &str) -> Result<Vec<String>, Error>,
+    check: &'a Check<'a>,
     configurations: Vec<CheckedConf>,
     /// Objects without a configuration.
     others: Vec<String>,

@@ -8,7 +8,7 @@ use crate::inspect::terminal::joined;
 use crate::networks::{InstalledNetwork, networks};
 use crate::plugin::evaluation::{self, FactsOf};
 use crate::pod::well_known::{AMBIENT_BYPASS_INBOUND, AMBIENT_REDIRECTION, NETWORKS};
-use crate::pod::{Facts, Pod, PodRef};
+use crate::pod::{Facts, PodRef};
 use crate::policy::{IdRange, Policy, TrafficOwner};
 use crate::sub_plugins::{ChainOutput, Origins, Severity, SubPlugin, bypasses_inbound, labeled_by, skip_reason};
 

@@ -129,21 +129,15 @@ pub(super) fn grouped(all: &[ExcludedTraffic]) -> Vec<ExcludedTraffic> {
         std::mem::discriminant(&a.owner) == std::mem::discriminant(&b.owner)
             && ExcludedTraffic { who: b.who.clone(), owner: b.owner, ..a.clone() } == *b
     };
-    let merge = |group: &[ExcludedTraffic]| {
-        let kind = match group.first().map(|first| first.owner) {
-            Some(TrafficOwner::Uid(_)) if group.len() >= MAX_IDS => "UID",
-            Some(TrafficOwner::Gid(_)) if group.len() >= MAX_IDS => "GID",
-            _ => return group.to_vec(),
-        };
-        let ranges = group.iter().filter_map(|one| ids(one.owner));
-        let count: u64 = ranges.map(|range| u64::from(range.last - range.first) + 1).sum();
-        let shown = group.iter().take(3).filter_map(|one| Some(ids(one.owner)?.to_string()));
-        let who = format!("{} {kind}s: {}, … (--all)", terminal::grouped(count), joined(shown));
-        group
-            .first()
-            .map(|first| ExcludedTraffic { who, owner: TrafficOwner::Any, ..first.clone() })
-            .into_iter()
-            .collect()
+    let merge = |group: &[ExcludedTraffic]| match group {
+        [first, ..] if first.owner != TrafficOwner::Any && group.len() >= MAX_IDS => {
+            let ranges = || group.iter().filter_map(|one| ids(one.owner));
+            let count: u64 = ranges().map(|range| u64::from(range.last - range.first) + 1).sum();
+            let kind = if matches!(first.owner, TrafficOwner::Gid(_)) { "GID" } else { "UID" };
+            let who = format!("{} {kind}s: {}, … (--all)", terminal::grouped(count), joined(ranges().take(3)));
+            vec![ExcludedTraffic { who, owner: TrafficOwner::Any, ..first.clone() }]
+        }
+        _ => group.to_vec(),
     };
     all.chunk_by(is_same).flat_map(merge).collect()
 }
@@ -232,11 +226,6 @@ impl ContainerTraffic<'_> {
             TrafficOwner::Uid(range) => within(range, self.uid()),
             TrafficOwner::Gid(range) => within(range, self.gid()),
         }
-    }
-
-    /// Returns whether the container runs while the proxy accepts connections.
-    pub(in crate::inspect) fn runs_with_proxy(&self) -> bool {
-        !(self.ends_before && self.pod.starts_before_proxy(self.name()))
     }
 
     /// Returns whether it is an init container that runs after the proxy has started, and so needs no exclusion.

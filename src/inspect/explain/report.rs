@@ -3,7 +3,7 @@
 use super::evaluation::{Evaluation, ambient_notes, evaluate, has_redirect};
 use super::exclusions::{
     ExcludedContainer, ExcludedTraffic, InitContainer, Requested, application_containers, excluded_containers,
-    excluded_traffic, grouped, init_containers, sourced, unowned,
+    excluded_traffic, grouped, init_containers, sourced, sources_of, unowned,
 };
 use super::settings::{ExplainedGuard, Setting, settings, uncaptured};
 use super::warnings::{ADD_FAILS, Warning, usual_annotations, warnings};
@@ -14,7 +14,7 @@ use crate::inspect::subject::{ConfigurationOrigin, PlannedFormat, Subject, plann
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, cut_list, joined};
 use crate::networks::PodNetwork;
 use crate::plugin::primary::{NetworkRunner, UNREAD, united};
-use crate::policy::{Policy, Redirect};
+use crate::policy::Policy;
 use crate::sub_plugins::{
     ChainOutput, ConsideredRule, DecidedRequest, Decision, SkipReason, considered, missing_sub_plugin, pod_skip_reason,
 };
@@ -209,7 +209,12 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         redirected: policy.redirect().is_some(),
         decision: decisive.map_or_else(|| NO_CHAIN.to_owned(), Evaluation::decision),
         considered: decisive.map(|decisive| conditions(subject, decisive)).unwrap_or_default(),
-        proxy: policy.redirect().zip(settings.as_ref()).map(|(redirect, settings)| Proxy::of(redirect, settings)),
+        proxy: policy.redirect().map(|redirect| Proxy {
+            uid: redirect.proxy_uid.clone(),
+            uid_sources: sources_of(&sources, |key| **key == "proxy_uid"),
+            gid: redirect.proxy_gid.clone(),
+            gid_sources: sources_of(&sources, |key| **key == "proxy_gid"),
+        }),
         settings: settings.unwrap_or_default(),
         guard: ExplainedGuard::of(&policy, &evaluations),
         exclusions: excluded,
@@ -232,21 +237,6 @@ fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> 
     let on_node = (!policy.containers.is_empty()).then(|| NEEDED_ON_NODE.to_owned());
     let all = subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).chain(on_node);
     all.chain(by_ambient).chain(usual).collect()
-}
-
-impl Proxy {
-    fn of(redirect: &Redirect, settings: &[Setting]) -> Self {
-        let sources = |key: &str| {
-            let setting = settings.iter().find(|setting| setting.key == key);
-            setting.map(|setting| setting.sources.clone()).unwrap_or_default()
-        };
-        Self {
-            uid: redirect.proxy_uid.clone(),
-            uid_sources: sources("proxy_uid"),
-            gid: redirect.proxy_gid.clone(),
-            gid_sources: sources("proxy_gid"),
-        }
-    }
 }
 
 /// Returns the evaluated conditions, up to the one that decided: that the configuration applies and redirects, those of the
