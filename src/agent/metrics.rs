@@ -10,41 +10,85 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry, Unit};
+use std::array;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The media type of [`Metrics::text`] (OpenMetrics 1.0, "Protocol Negotiation").
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-type Labels<const N: usize> = [(&'static str, &'static str); N];
-type Counters<const N: usize> = Family<Labels<N>, Counter>;
-type Histograms<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
 
 /// The counters, gauges and histograms of one agent. Clones share their values.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     registry: Arc<Registry>,
-    calls: Counters<3>,
-    call_seconds: Histograms<1>,
-    fallbacks: Counters<1>,
+    calls: Series<Counter, 3>,
+    call_seconds: Series<Histogram, 1>,
+    /// Requests that went to the API server instead of the cache, by reason.
+    pub fallbacks: Series<Counter, 1>,
     pub(super) drift: Counter,
-    repairs: Counters<2>,
+    /// Attempts to repair a pod, by type and result.
+    pub repairs: Series<Counter, 2>,
     pub(super) overflows: Counter,
-    look_failures: Counters<1>,
+    /// Failures to read a pod's rules, by the name of their code ([`crate::cni::Code::name`]).
+    pub look_failures: Series<Counter, 1>,
     pub(super) ready: Gauge,
     pub(super) rejected: Gauge,
     pub(super) token_renewal_failed: Gauge,
-    installs: Counters<1>,
-    facts: Family<Labels<1>, Gauge>,
-    too_large: Family<Labels<1>, Gauge>,
-    watch_synced: Family<Labels<1>, Gauge>,
-    nri_registered: Family<Labels<0>, Gauge>,
-    multus_chain: Family<Labels<0>, Gauge>,
-    container_starts: Counters<1>,
-    nri_seconds: Histograms<0>,
-    policy_changes: Counters<1>,
-    guard_rejected: Counters<1>,
-    pods: Family<Labels<1>, Gauge>,
+    /// Installations, by result.
+    pub installs: Series<Counter, 1>,
+    facts: Series<Gauge, 1>,
+    too_large: Series<Gauge, 1>,
+    /// Whether the watch of a kind is synchronized.
+    pub watch_synced: Series<Gauge, 1>,
+    /// Whether the container runtime reports containers to the agent.
+    pub nri_registered: Series<Gauge, 0>,
+    pub(super) multus_chain: Series<Gauge, 0>,
+    /// Starts of excluded containers, by result.
+    pub container_starts: Series<Counter, 1>,
+    /// How long the container runtime waited at the start of a container.
+    pub nri_seconds: Series<Histogram, 0>,
+    /// Changes of the policies of running pods, by result.
+    pub policy_changes: Series<Counter, 1>,
+    pub(super) guard_rejected: Series<Counter, 1>,
+    pods: Series<Gauge, 1>,
+}
+
+/// The time series of a metric, one for each combination of values of its labels. A series exists from its first use on.
+#[derive(Debug, Clone)]
+pub struct Series<M, const N: usize> {
+    labels: [&'static str; N],
+    family: Family<[(&'static str, &'static str); N], M>,
+}
+
+impl<M: Clone, const N: usize> Series<M, N> {
+    fn of(&self, values: [&'static str; N]) -> M {
+        self.family.get_or_create_owned(&array::from_fn(|label| (self.labels[label], values[label])))
+    }
+}
+
+impl<const N: usize> Series<Counter, N> {
+    /// Counts an event with these values of the labels.
+    pub fn count(&self, values: [&'static str; N]) {
+        self.of(values).inc();
+    }
+
+    /// Counts several events.
+    pub(super) fn add(&self, values: [&'static str; N], count: u64) {
+        self.of(values).inc_by(count);
+    }
+}
+
+impl<const N: usize> Series<Gauge, N> {
+    /// Sets the number for these values of the labels.
+    pub fn set(&self, values: [&'static str; N], number: impl TryInto<i64>) {
+        self.of(values).set(number.try_into().unwrap_or(i64::MAX));
+    }
+}
+
+impl<const N: usize> Series<Histogram, N> {
+    /// Records a duration.
+    pub fn observe(&self, values: [&'static str; N], seconds: f64) {
+        self.of(values).observe(seconds);
+    }
 }
 
 impl Default for Metrics {
@@ -61,28 +105,19 @@ impl Default for Metrics {
         let chain =
             "Files of other tools because of which Multus skips its auxiliary chain; absent without --multus-chain";
         let waited = "How long the container runtime waited for the agent when it started a container";
-        let add = &mut registry;
-        let policy_changes: Counters<1> =
-            metric(add, "policy_changes", "Changes of the policies of running pods, by result");
-        for result in ["applied", "rejected", "failed"] {
-            let _: Counter = policy_changes.get_or_create_owned(&[("result", result)]);
-        }
         let guarded = "Packets that the guards of running pods rejected, by direction";
-        let guard_rejected: Counters<1> = metric(add, "guard_rejected", guarded);
-        for direction in ["outbound", "inbound"] {
-            let _: Counter = guard_rejected.get_or_create_owned(&[("direction", direction)]);
-        }
-        Self {
-            calls: metric(add, "plugin_calls", calls),
-            call_seconds: seconds(add, "plugin_call_duration", "Duration of plugin calls", call_buckets),
-            fallbacks: metric(add, "api_fallbacks", fallbacks),
-            facts: metric(add, "facts", "Objects in the agent's cache, by kind"),
-            too_large: metric(add, "facts_too_large", too_large),
-            watch_synced: metric(add, "watch_synced", synced),
+        let add = &mut registry;
+        let metrics = Self {
+            calls: series(add, "plugin_calls", calls, ["verb", "outcome", "reason"]),
+            call_seconds: seconds(add, "plugin_call_duration", "Duration of plugin calls", ["verb"], call_buckets),
+            fallbacks: series(add, "api_fallbacks", fallbacks, ["reason"]),
+            facts: series(add, "facts", "Objects in the agent's cache, by kind", ["kind"]),
+            too_large: series(add, "facts_too_large", too_large, ["kind"]),
+            watch_synced: series(add, "watch_synced", synced, ["kind"]),
             drift: metric(add, "drift", "Pods found with rules that differ from the desired rules"),
-            repairs: metric(add, "repairs", "Attempts to repair a pod, by type and result"),
+            repairs: series(add, "repairs", "Attempts to repair a pod, by type and result", ["type", "result"]),
             overflows: metric(add, "repair_queue_overflows", "Passes over pods that were more than a minute late"),
-            look_failures: metric(add, "look_failures", "Failures to read the rules of a pod, by reason"),
+            look_failures: series(add, "look_failures", "Failures to read the rules of a pod, by reason", ["reason"]),
             ready: metric(add, "install_ready", "1 if the plugin is installed and ready on the node, else 0"),
             rejected: metric(add, "configuration_rejected", rejected),
             token_renewal_failed: metric(
@@ -90,16 +125,34 @@ impl Default for Metrics {
                 "plugin_token_renewal_failed",
                 "1 if the API server grants the plugin no new token, else 0",
             ),
-            installs: metric(add, "installs", "Installations and repairs of the plugin on the node, by result"),
-            nri_registered: metric(add, "nri_registered", registered),
-            multus_chain: metric(add, "multus_chain_invalid_files", chain),
-            container_starts: metric(add, "container_starts", "Starts of excluded containers, by result"),
-            nri_seconds: seconds(add, "nri", waited, start_buckets),
-            policy_changes,
-            guard_rejected,
-            pods: metric(add, "pods", "Pods of the mesh on the node, by the state of their policy"),
+            installs: series(
+                add,
+                "installs",
+                "Installations and repairs of the plugin on the node, by result",
+                ["result"],
+            ),
+            nri_registered: series(add, "nri_registered", registered, []),
+            multus_chain: series(add, "multus_chain_invalid_files", chain, []),
+            container_starts: series(add, "container_starts", "Starts of excluded containers, by result", ["result"]),
+            nri_seconds: seconds(add, "nri", waited, [], start_buckets),
+            policy_changes: series(
+                add,
+                "policy_changes",
+                "Changes of the policies of running pods, by result",
+                ["result"],
+            ),
+            guard_rejected: series(add, "guard_rejected", guarded, ["direction"]),
+            pods: series(add, "pods", "Pods of the mesh on the node, by the state of their policy", ["policy"]),
             registry: Arc::new(registry),
+        };
+        // These series exist from the start: alerts use their increase.
+        for result in ["applied", "rejected", "failed"] {
+            metrics.policy_changes.add([result], 0);
         }
+        for direction in ["outbound", "inbound"] {
+            metrics.guard_rejected.add([direction], 0);
+        }
+        metrics
     }
 }
 
@@ -109,15 +162,30 @@ fn metric<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help
     metric
 }
 
+fn series<M: Default + Clone, const N: usize>(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+    labels: [&'static str; N],
+) -> Series<M, N>
+where
+    Family<[(&'static str, &'static str); N], M>: Metric,
+{
+    let family = Family::new_with_constructor(M::default as fn() -> M);
+    registry.register(name, help, family.clone());
+    Series { labels, family }
+}
+
 fn seconds<const N: usize>(
     registry: &mut Registry,
     name: &str,
     help: &str,
+    labels: [&'static str; N],
     buckets: fn() -> Histogram,
-) -> Histograms<N> {
-    let family = Histograms::new_with_constructor(buckets);
+) -> Series<Histogram, N> {
+    let family = Family::new_with_constructor(buckets);
     registry.register_with_unit(name, help, Unit::Seconds, family.clone());
-    family
+    Series { labels, family }
 }
 
 /// Buckets from 5 ms, an ADD without requests, to 20 s, twice the default timeout for facts.
@@ -137,80 +205,20 @@ impl Metrics {
     /// [`CniCommand::name`]: crate::cni::CniCommand::name
     /// [`Code::name`]: crate::cni::Code::name
     pub fn call(&self, verb: &'static str, outcome: &'static str, reason: &'static str, seconds: f64) {
-        self.calls.get_or_create(&[("verb", verb), ("outcome", outcome), ("reason", reason)]).inc();
-        self.call_seconds.get_or_create(&[("verb", verb)]).observe(seconds);
-    }
-
-    /// Counts a request that went to the API server instead of the cache.
-    pub fn api_fallback(&self, reason: &'static str) {
-        self.fallbacks.get_or_create(&[("reason", reason)]).inc();
-    }
-
-    /// Counts an attempt to repair a pod.
-    pub fn repair(&self, kind: &'static str, result: &'static str) {
-        self.repairs.get_or_create(&[("type", kind), ("result", result)]).inc();
-    }
-
-    /// Counts a failure to read a pod's rules, by the name of its code ([`Code::name`]).
-    ///
-    /// [`Code::name`]: crate::cni::Code::name
-    pub fn look_failure(&self, reason: &'static str) {
-        self.look_failures.get_or_create(&[("reason", reason)]).inc();
-    }
-
-    /// Counts an installation.
-    pub fn install(&self, result: &'static str) {
-        self.installs.get_or_create(&[("result", result)]).inc();
+        self.calls.count([verb, outcome, reason]);
+        self.call_seconds.observe([verb], seconds);
     }
 
     /// Sets the number of objects of a kind, and how many of them are too large for the cache.
     pub fn facts(&self, kind: &'static str, (count, too_large): (usize, usize)) {
-        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        self.facts.get_or_create(&[("kind", kind)]).set(number(count));
-        self.too_large.get_or_create(&[("kind", kind)]).set(number(too_large));
-    }
-
-    /// Sets whether the watch of a kind is synchronized.
-    pub fn watch_synced(&self, kind: &'static str, synced: bool) {
-        self.watch_synced.get_or_create(&[("kind", kind)]).set(synced.into());
-    }
-
-    /// Sets whether the container runtime reports containers to the agent.
-    pub fn nri_registered(&self, registered: bool) {
-        self.nri_registered.get_or_create(&[]).set(registered.into());
-    }
-
-    /// Sets the number of invalid files in Multus's auxiliary chain.
-    pub fn multus_chain(&self, invalid_files: usize) {
-        self.multus_chain.get_or_create(&[]).set(i64::try_from(invalid_files).unwrap_or(i64::MAX));
-    }
-
-    /// Counts the start of an excluded container.
-    pub fn container_start(&self, result: &'static str) {
-        self.container_starts.get_or_create(&[("result", result)]).inc();
-    }
-
-    /// Records how long the container runtime waited at the start of a container.
-    pub fn nri_request(&self, duration: Duration) {
-        self.nri_seconds.get_or_create(&[]).observe(duration.as_secs_f64());
-    }
-
-    /// Counts a change of a running pod's policy.
-    pub fn policy_change(&self, result: &'static str) {
-        self.policy_changes.get_or_create(&[("result", result)]).inc();
-    }
-
-    /// Counts packets that the guard of a pod rejected.
-    pub fn rejected_by_guard(&self, outbound: u64, inbound: u64) {
-        for (direction, count) in [("outbound", outbound), ("inbound", inbound)] {
-            self.guard_rejected.get_or_create(&[("direction", direction)]).inc_by(count);
-        }
+        self.facts.set([kind], count);
+        self.too_large.set([kind], too_large);
     }
 
     /// Sets the numbers of pods: current, with rejected requests, failed, without rules, outside of the ambient mesh.
     pub fn pods(&self, counts: [u32; 5]) {
         for (state, count) in Finding::NAMES.into_iter().zip(counts) {
-            self.pods.get_or_create(&[("policy", state)]).set(count.into());
+            self.pods.set([state], count);
         }
     }
 
@@ -284,22 +292,22 @@ mod tests {
     #[test]
     fn every_other_metric_is_exported_under_its_name() {
         let metrics = Metrics::default();
-        metrics.api_fallback("unknown");
+        metrics.fallbacks.count(["unknown"]);
         metrics.drift.inc();
-        metrics.repair("repair", "done");
+        metrics.repairs.count(["repair", "done"]);
         metrics.overflows.inc();
-        metrics.look_failure(Code::ForeignRules.name());
+        metrics.look_failures.count([Code::ForeignRules.name()]);
         metrics.ready.set(1);
-        metrics.install("done");
+        metrics.installs.count(["done"]);
         metrics.token_renewal_failed.set(1);
         metrics.facts("pods", (500, 0));
         metrics.facts("pods", (499, 2));
-        metrics.nri_registered(true);
-        metrics.container_start("excluded");
-        metrics.nri_request(Duration::from_millis(3));
-        metrics.policy_change("applied");
+        metrics.nri_registered.set([], true);
+        metrics.container_starts.count(["excluded"]);
+        metrics.nri_seconds.observe([], 0.003);
+        metrics.policy_changes.count(["applied"]);
         metrics.pods([0, 7, 0, 0, 0]);
-        metrics.rejected_by_guard(3, 0);
+        metrics.guard_rejected.add(["outbound"], 3);
         let samples = samples(&metrics);
         for (series, value) in [
             (r#"detour_api_fallbacks_total{reason="unknown"}"#, 1.0),

@@ -57,16 +57,16 @@ fn promtool(name: &str, arguments: &[&str], files: &[(&str, &str)]) {
 fn exported() -> BTreeMap<String, BTreeSet<String>> {
     let metrics = Metrics::default();
     metrics.call("ADD", "done", "", 0.1);
-    metrics.api_fallback("a");
-    metrics.repair("a", "a");
-    metrics.look_failure("a");
-    metrics.install("a");
+    metrics.fallbacks.count(["a"]);
+    metrics.repairs.count(["a", "a"]);
+    metrics.look_failures.count(["a"]);
+    metrics.installs.count(["a"]);
     metrics.facts("a", (1, 0));
-    metrics.watch_synced("a", true);
-    metrics.nri_registered(true);
-    metrics.container_start("a");
-    metrics.nri_request(std::time::Duration::ZERO);
-    metrics.policy_change("a");
+    metrics.watch_synced.set(["a"], true);
+    metrics.nri_registered.set([], true);
+    metrics.container_starts.count(["a"]);
+    metrics.nri_seconds.observe([], 0.0);
+    metrics.policy_changes.count(["a"]);
     metrics.pods([1; 5]);
     let text = metrics.text();
     let mut exported = BTreeMap::<String, BTreeSet<String>>::new();

@@ -70,7 +70,7 @@ struct Answer(oneshot::Sender<()>, Instant);
 impl Answer {
     /// Answers. Returns whether the runtime still waited.
     fn send(self, metrics: &Metrics) -> bool {
-        metrics.nri_request(self.1.elapsed());
+        metrics.nri_seconds.observe([], self.1.elapsed().as_secs_f64());
         self.0.send(()).is_ok()
     }
 }
@@ -252,7 +252,7 @@ impl Sandbox {
             let Some(container) = self.containers.get_mut(&id) else { continue };
             let (is_answered, name) = (container.answer(metrics).is_some(), container.name().to_owned());
             if is_answered && self.excludes(&name) {
-                metrics.container_start(if failure.is_some() { "error" } else { "captured" });
+                metrics.container_starts.count([if failure.is_some() { "error" } else { "captured" }]);
             }
         }
         self.failure.clear();
@@ -310,7 +310,7 @@ impl Sandbox {
             container.observed.group = Some(group);
             container.observed.has_started |= has_process;
             if is_in_time {
-                metrics.container_start("excluded");
+                metrics.container_starts.count(["excluded"]);
                 self.reported.remove(&name);
             } else if was_captured && applied.added.iter().any(|(added, _)| *added == name) {
                 let why = match is_from_start {
@@ -337,7 +337,7 @@ impl Sandbox {
     fn starts_captured(&mut self, name: &str, why: &str, metrics: &Metrics) {
         let why = format!("{why}; the agent retries");
         if self.excludes(name) {
-            metrics.container_start("error");
+            metrics.container_starts.count(["error"]);
             self.report_capture(name, &why);
         }
         self.failed(&why);

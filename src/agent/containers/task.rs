@@ -77,7 +77,7 @@ struct State {
 impl Task {
     /// Registers at the runtime's socket, which this process reaches at `socket`, and runs until no question can come.
     pub(super) async fn run(self, socket: PathBuf, mut questions: mpsc::Receiver<Question>) {
-        self.metrics.nri_registered(false);
+        self.metrics.nri_registered.set([], false);
         let mut state = State {
             task: self,
             sandboxes: BTreeMap::new(),
@@ -169,7 +169,7 @@ impl State {
 
     fn connected(&mut self, status: &NriStatus) {
         let socket = &self.task.nri_socket;
-        self.task.metrics.nri_registered(matches!(status, NriStatus::Registered { .. }));
+        self.task.metrics.nri_registered.set([], matches!(status, NriStatus::Registered { .. }));
         self.connection = match status {
             NriStatus::Registered { runtime, version } => {
                 tracing::info!(%socket, runtime, version, "registered at the container runtime");

@@ -118,12 +118,12 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
             self.logged.clear();
             tracing::info!(count = self.cache.len().0, "watching {}{again}", T::PLURAL);
         }
-        self.metrics.watch_synced(T::METRICS_KIND, true);
+        self.metrics.watch_synced.set([T::METRICS_KIND], true);
     }
 
     /// Records why the watch is not synchronized; `None` if the cluster has no such kind. Returns whether it was.
     fn set_broken(&self, cause: Option<&str>) -> bool {
-        self.metrics.watch_synced(T::METRICS_KIND, cause.is_none());
+        self.metrics.watch_synced.set([T::METRICS_KIND], cause.is_none());
         self.cache.set_broken(cause)
     }
 

@@ -89,13 +89,13 @@ impl Pass<'_> {
         let (Tools { settings, metrics, .. }, now) = (self.tools, self.now());
         let lasts = state.fail(&error, &self.observed.full_name(), now);
         if let Some(cause) = repair.filter(|_| settings.repair != RepairMode::Off) {
-            metrics.repair(settings.repair.name(), "failed");
+            metrics.repairs.count([settings.repair.name(), "failed"]);
             state.report_hourly(texts::repair_failed(cause, &error.to_string()), now);
             return;
         }
-        metrics.look_failure(error.code.name());
+        metrics.look_failures.count([error.code.name()]);
         if self.sandbox.is_some() {
-            metrics.policy_change("failed");
+            metrics.policy_changes.count(["failed"]);
         }
         if lasts {
             state.report_hourly(texts::failed(&error), now);
@@ -142,7 +142,7 @@ impl Pass<'_> {
             state.changes.take(now);
         }
         if !repeated.change.is_empty() {
-            metrics.policy_change("applied");
+            metrics.policy_changes.count(["applied"]);
             state.report(texts::changed(&repeated.change));
         } else if repeated.has_committed {
             metrics.drift.inc();
@@ -182,7 +182,7 @@ impl Pass<'_> {
             state.finding = Finding::Rejected(absent.clone());
         }
         if state.absent != absent && !absent.is_empty() {
-            self.tools.metrics.policy_change("rejected");
+            self.tools.metrics.policy_changes.count(["rejected"]);
             state.report(Event { warning: true, reason: "DetourPolicyRejected".into(), message: absent.clone() });
         }
         state.absent = absent;
@@ -191,7 +191,9 @@ impl Pass<'_> {
     /// Counts what the pod's guard has rejected since the last pass, and reports it.
     fn report_rejected(&self, rejected: Rejected, state: &mut PodState) {
         let new = rejected.since(std::mem::replace(&mut state.rejected, rejected));
-        self.tools.metrics.rejected_by_guard(new.outbound, new.inbound);
+        for (direction, count) in [("outbound", new.outbound), ("inbound", new.inbound)] {
+            self.tools.metrics.guard_rejected.add([direction], count);
+        }
         if new.is_any() {
             state.report_hourly(texts::rejected(new, &self.observed.pod), self.now());
         }
@@ -218,7 +220,7 @@ impl Pass<'_> {
         if now >= *state.suspected_since.get_or_insert(now) + VALIDATION_GRACE
             && state.report_hourly(texts::repair_failed(cause, why), now)
         {
-            self.tools.metrics.repair(mode.name(), "failed");
+            self.tools.metrics.repairs.count([mode.name(), "failed"]);
         }
     }
 
@@ -268,7 +270,7 @@ impl Pass<'_> {
     }
 
     fn report_repaired(&self, mode: RepairMode, event: Event, state: &mut PodState) {
-        self.tools.metrics.repair(mode.name(), "done");
+        self.tools.metrics.repairs.count([mode.name(), "done"]);
         state.report(event);
     }
 
