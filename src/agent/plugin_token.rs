@@ -73,7 +73,7 @@ impl PluginToken {
 async fn renew(account: Api, of: ObjectRef, metrics: Metrics, granted: watch::Sender<Granted>) {
     loop {
         let result = account.token(&of, LIFETIME).await.map_err(|error| error.to_string());
-        metrics.token_renewal_failed.set(result.is_err().into());
+        metrics.set("plugin_token_renewal_failed", [], result.is_err());
         let before = granted.borrow().clone();
         let now = Timestamp::now();
         let pause = match &result {

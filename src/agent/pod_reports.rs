@@ -53,6 +53,13 @@ impl PodReports {
         Self(None)
     }
 
+    /// Returns reports that the receiver gets.
+    #[cfg(test)]
+    pub(super) fn observed() -> (Self, mpsc::Receiver<Report>) {
+        let (sender, reports) = mpsc::channel(MAX_WAITING);
+        (Self(Some(sender)), reports)
+    }
+
     /// Adds an Event without waiting. The task drops it if its pod or namespace has too many.
     pub(super) fn event(&self, pod: &PodRef, event: Event) {
         if let Some(sender) = &self.0 {

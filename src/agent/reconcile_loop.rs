@@ -110,7 +110,7 @@ pub async fn run(job: Job) -> Result<(), String> {
             services.report(iteration.taint_decision(&readiness));
         }
         iteration.count(&job.metrics, &readiness);
-        job.metrics.rejected.set(rejected.is_some().into());
+        job.metrics.set("configuration_rejected", [], rejected.is_some());
         let rejected = rejected.map(|reason| format!("{reason}; the last accepted configuration stays in use"));
         // The plugin works with the earlier configuration: /readyz fails, but the taint stays off.
         health.report(readiness.obstacle().or_else(|| rejected.clone()), delay);

@@ -211,7 +211,7 @@ impl Answers {
 
     /// Counts a request to the API server: for `reason` if the cache is synced.
     fn count_fallback<T: WatchedKind>(&self, cache: &Cache<T>, reason: &'static str) {
-        self.metrics.fallbacks.count([if cache.is_synced() { reason } else { "broken-watch" }]);
+        self.metrics.count("api_fallbacks", [("reason", if cache.is_synced() { reason } else { "broken-watch" })]);
     }
 
     /// Returns the answer of the API server, or `fallback` if it gives none. With a fallback there is one attempt.
@@ -305,7 +305,7 @@ fn record(report: &CallReport, metrics: &Metrics) {
         ),
     }
     if facts == Some("api") {
-        metrics.fallbacks.count(["agent-passed-over"]);
+        metrics.count("api_fallbacks", [("reason", "agent-passed-over")]);
     }
     // A later version of the plugin may report other verbs.
     let Some(verb) = CniCommand::named(command) else { return };

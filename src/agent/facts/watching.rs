@@ -81,7 +81,7 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
         if listed.is_ok() {
             self.set_synced("");
         }
-        self.metrics.facts(T::METRICS_KIND, self.cache.len());
+        self.count_objects();
         listed
     }
 
@@ -105,7 +105,7 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
                 // `next` returns it as its error.
                 WatchEvent::Error(_) => {}
             }
-            self.metrics.facts(T::METRICS_KIND, self.cache.len());
+            self.count_objects();
         }
         if started.elapsed() < MIN_WATCH_TIME {
             return Err(Failure::new("the API server ended the watch at once"));
@@ -113,17 +113,23 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
         Ok(())
     }
 
+    fn count_objects(&self) {
+        let (count, too_large) = self.cache.len();
+        self.metrics.set("facts", [("kind", T::METRICS_KIND)], count);
+        self.metrics.set("facts_too_large", [("kind", T::METRICS_KIND)], too_large);
+    }
+
     fn set_synced(&mut self, again: &str) {
         if self.cache.set_synced() {
             self.logged.clear();
             tracing::info!(count = self.cache.len().0, "watching {}{again}", T::PLURAL);
         }
-        self.metrics.watch_synced.set([T::METRICS_KIND], true);
+        self.metrics.set("watch_synced", [("kind", T::METRICS_KIND)], true);
     }
 
     /// Records why the watch is not synchronized; `None` if the cluster has no such kind. Returns whether it was.
     fn set_broken(&self, cause: Option<&str>) -> bool {
-        self.metrics.watch_synced.set([T::METRICS_KIND], cause.is_none());
+        self.metrics.set("watch_synced", [("kind", T::METRICS_KIND)], cause.is_none());
         self.cache.set_broken(cause)
     }
 

@@ -89,13 +89,13 @@ impl Pass<'_> {
         let (Tools { settings, metrics, .. }, now) = (self.tools, self.now());
         let lasts = state.fail(&error, &self.observed.full_name(), now);
         if let Some(cause) = repair.filter(|_| settings.repair != RepairMode::Off) {
-            metrics.repairs.count([settings.repair.name(), "failed"]);
+            metrics.count("repairs", [("type", settings.repair.name()), ("result", "failed")]);
             state.report_hourly(texts::repair_failed(cause, &error.to_string()), now);
             return;
         }
-        metrics.look_failures.count([error.code.name()]);
+        metrics.count("look_failures", [("reason", error.code.name())]);
         if self.sandbox.is_some() {
-            metrics.policy_changes.count(["failed"]);
+            metrics.count("policy_changes", [("result", "failed")]);
         }
         if lasts {
             state.report_hourly(texts::failed(&error), now);
@@ -142,10 +142,10 @@ impl Pass<'_> {
             state.changes.take(now);
         }
         if !repeated.change.is_empty() {
-            metrics.policy_changes.count(["applied"]);
+            metrics.count("policy_changes", [("result", "applied")]);
             state.report(texts::changed(&repeated.change));
         } else if repeated.has_committed {
-            metrics.drift.inc();
+            metrics.count("drift", []);
             let older = || older_connections(self.observed, &sandbox.container_id, &repeated.netns);
             let older = if repeated.is_redirected { older() } else { 0 };
             self.report_repaired(RepairMode::InPlace, texts::repaired(Cause::Drift, older), state);
@@ -182,7 +182,7 @@ impl Pass<'_> {
             state.finding = Finding::Rejected(absent.clone());
         }
         if state.absent != absent && !absent.is_empty() {
-            self.tools.metrics.policy_changes.count(["rejected"]);
+            self.tools.metrics.count("policy_changes", [("result", "rejected")]);
             state.report(Event { warning: true, reason: "DetourPolicyRejected".into(), message: absent.clone() });
         }
         state.absent = absent;
@@ -192,7 +192,7 @@ impl Pass<'_> {
     fn report_rejected(&self, rejected: Rejected, state: &mut PodState) {
         let new = rejected.since(std::mem::replace(&mut state.rejected, rejected));
         for (direction, count) in [("outbound", new.outbound), ("inbound", new.inbound)] {
-            self.tools.metrics.guard_rejected.add([direction], count);
+            self.tools.metrics.add("guard_rejected", [("direction", direction)], count);
         }
         if new.is_any() {
             state.report_hourly(texts::rejected(new, &self.observed.pod), self.now());
@@ -220,7 +220,7 @@ impl Pass<'_> {
         if now >= *state.suspected_since.get_or_insert(now) + VALIDATION_GRACE
             && state.report_hourly(texts::repair_failed(cause, why), now)
         {
-            self.tools.metrics.repairs.count([mode.name(), "failed"]);
+            self.tools.metrics.count("repairs", [("type", mode.name()), ("result", "failed")]);
         }
     }
 
@@ -270,7 +270,7 @@ impl Pass<'_> {
     }
 
     fn report_repaired(&self, mode: RepairMode, event: Event, state: &mut PodState) {
-        self.tools.metrics.repairs.count([mode.name(), "done"]);
+        self.tools.metrics.count("repairs", [("type", mode.name()), ("result", "done")]);
         state.report(event);
     }
 

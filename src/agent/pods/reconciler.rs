@@ -163,7 +163,7 @@ impl PodReconciler {
         let uid = std::iter::from_fn(|| self.queue.pop_front()).find(|uid| self.pods.contains_key(uid))?;
         let pod = self.pods.get_mut(&uid)?;
         if pod.state.due.is_some_and(|due| now >= due + INTERVAL) {
-            self.tools.metrics.overflows.inc();
+            self.tools.metrics.count("repair_queue_overflows", []);
         }
         let pass = Pass {
             tools: &self.tools,

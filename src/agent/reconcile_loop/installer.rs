@@ -141,7 +141,7 @@ impl Installer {
     fn reconcile(&self, desired: &DesiredState) -> Result<Iteration, InstallError> {
         let plan = self.node().install(desired)?;
         if desired.multus_chain.is_some() {
-            self.metrics.multus_chain.set([], plan.invalid_chain_files.len());
+            self.metrics.set("multus_chain_invalid_files", [], plan.invalid_chain_files.len());
         }
         Ok(match plan.unmet() {
             Some(unmet) if plan.refused.is_some() || plan.actions.is_empty() => {

@@ -93,10 +93,14 @@ impl Iteration {
     }
 
     pub(super) fn count(&self, metrics: &Metrics, readiness: &Readiness) {
-        metrics.ready.set((*readiness == Readiness::Ready).into());
+        metrics.set("install_ready", [], *readiness == Readiness::Ready);
         match self {
-            Self::Installed(plan) if !plan.actions.is_empty() && !plan.follows => metrics.installs.count(["done"]),
-            Self::Obstructed(Obstacle::Failed | Obstacle::Occupied, _) => metrics.installs.count(["failed"]),
+            Self::Installed(plan) if !plan.actions.is_empty() && !plan.follows => {
+                metrics.count("installs", [("result", "done")])
+            }
+            Self::Obstructed(Obstacle::Failed | Obstacle::Occupied, _) => {
+                metrics.count("installs", [("result", "failed")])
+            }
             _ => {}
         }
     }
