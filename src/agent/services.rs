@@ -7,7 +7,7 @@ use super::health::Connections;
 use super::install::NodeFiles;
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
-use super::pods::{PodReconciler, PodSettings, PodSignals, RepairMode};
+use super::pods::{PodReconciler, PodSettings, RepairMode};
 use super::socket;
 use super::taint::{Taint, TaintController};
 use crate::cluster::Api;
@@ -85,7 +85,7 @@ impl Services {
         if self.pods.uses_saved_state() {
             let (account, reports) = (self.account.clone(), reports.clone());
             let pods = PodReconciler::new(self.pods, node.clone(), account, reports, metrics.clone());
-            pods.start(facts.clone(), policies, PodSignals { leads: is_leading, damaged });
+            spawn_local(pods.run(facts.clone(), policies, is_leading, damaged));
         }
         let taint =
             |key: &String| Taint { key: key.clone(), node: self.node_name.clone(), account: self.account.clone() };

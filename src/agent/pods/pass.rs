@@ -3,7 +3,7 @@
 use super::pod_state::{Finding, PodState};
 use super::repair::{LOCK_TIMEOUT, add, check_deletable, older_connections};
 use super::settings::{RepairMode, Tools};
-use super::suspicion::{Cause, Suspicion, diagnose, is_called, suspect};
+use super::suspicion::{Cause, Suspicion, diagnose, suspect};
 use super::texts;
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::Installed;
@@ -126,8 +126,8 @@ impl Pass<'_> {
         let next = if checks { now + self.interval() } else { state.next_check(now) };
         let is_meshed = is_meshed || repeated.has_rules;
         state.due = is_meshed.then_some(next);
-        if evaluates || !matches!(state.finding, Finding::Rejected(_)) {
-            state.finding = if repeated.has_rules { Finding::Current } else { Finding::Nothing };
+        if evaluates || !state.has(Finding::Rejected) {
+            state.finding = repeated.has_rules.then(|| (Finding::Current, String::new()));
         }
         if evaluates && is_meshed {
             self.report_absent(&repeated, state);
@@ -179,7 +179,7 @@ impl Pass<'_> {
     fn report_absent(&self, repeated: &Repeated, state: &mut PodState) {
         let absent = texts::absent(&repeated.absent, self.unknown().as_deref());
         if !absent.is_empty() {
-            state.finding = Finding::Rejected(absent.clone());
+            state.finding = Some((Finding::Rejected, absent.clone()));
         }
         if state.absent != absent && !absent.is_empty() {
             self.tools.metrics.count("policy_changes", [("result", "rejected")]);
@@ -227,13 +227,12 @@ impl Pass<'_> {
     /// Repairs a pod without saved state if its traffic bypasses the sidecar.
     fn repair(&self, installed: &Installed, suspicion: Suspicion, state: &mut PodState) -> Result<(), Failure> {
         let (mode, now) = (self.tools.settings.repair, self.now());
-        (state.due, state.finding) = (Some(now + self.interval()), Finding::Nothing);
+        (state.due, state.finding) = (Some(now + self.interval()), None);
         let looked = if suspicion.settled { self.look() } else { Ok((None, None)) };
         let status = looked.as_ref().ok().and_then(|(_, status)| status.as_ref());
-        let is_called = || is_called(installed, &self.observed.pod, &|object| self.tools.definition(object));
-        let cause = diagnose(suspicion, status).filter(|cause| *cause != Cause::NoRules || is_called());
+        let cause = diagnose(suspicion, status);
         if cause.is_some() && status.is_some_and(ContainerStatus::is_bare) {
-            state.finding = Finding::NoRules("the plugin was not called for it".to_owned());
+            state.finding = Some((Finding::NoRules, "the plugin was not called for it".to_owned()));
         }
         let Some(cause) = cause.filter(|_| mode != RepairMode::Off) else {
             state.suspected_since = None;
@@ -264,8 +263,7 @@ impl Pass<'_> {
             return Ok(());
         }
         self.tools.deletions.borrow_mut().take(now);
-        self.tools.account.delete(&self.observed.pod, &self.observed.resource_version).map_err(failed)?;
-        self.report_repaired(mode, texts::deleted(cause), state);
+        state.deletion = Some(cause);
         Ok(())
     }
 
@@ -325,7 +323,7 @@ impl Pass<'_> {
             return Ok(());
         }
         state.report_hourly(texts::outside_mesh(&lacking), now);
-        state.finding = Finding::OutsideMesh(lacking);
+        state.finding = Some((Finding::OutsideMesh, lacking));
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! The state of a pod between two passes: when the next one is due, and what was found and reported.
 
+use super::suspicion::Cause;
 use crate::agent::token_bucket::TokenBucket;
 use crate::backoff::Backoff;
 use crate::cluster::Event;
@@ -31,8 +32,10 @@ pub(super) struct PodState {
     pub(super) due: Option<Instant>,
     /// The pod sandbox whose ADD was repeated last.
     pub(super) container_id: Option<String>,
-    /// What is not as it should be.
-    pub(super) finding: Finding,
+    /// What was found, with the reason of what is not as it should be; `None` if the pod has no rules and needs none.
+    pub(super) finding: Option<(Finding, String)>,
+    /// Why the pod is to be deleted.
+    pub(super) deletion: Option<Cause>,
     /// The last reported reasons why requests of the pod count as absent.
     pub(super) absent: String,
     /// Whether the pod was reported to have no guard.
@@ -61,26 +64,23 @@ pub(super) struct PodState {
     pub(super) events: Vec<Event>,
 }
 
-/// What is not as it should be.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// The state of a pod's rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::agent) enum Finding {
-    /// Nothing, or the pod has no rules and needs none.
-    #[default]
-    Nothing,
     /// The pod has the rules of its policy.
     Current,
     /// Requests of the pod or its namespace count as absent.
-    Rejected(String),
+    Rejected,
     /// Its rules could not be checked or changed.
-    Failed(String),
+    Failed,
     /// It has a sidecar and no rules.
-    NoRules(String),
+    NoRules,
     /// It is enrolled in the ambient mesh, and its traffic does not reach ztunnel.
-    OutsideMesh(String),
+    OutsideMesh,
 }
 
 impl Finding {
-    /// The names of all but the first in reports and metrics.
+    /// The names in reports and metrics, in their order.
     pub(in crate::agent) const NAMES: [&str; 5] = ["current", "rejected", "failed", "none", "outside"];
 }
 
@@ -90,7 +90,8 @@ impl PodState {
         Self {
             due: Some(due),
             container_id: None,
-            finding: Finding::Nothing,
+            finding: None,
+            deletion: None,
             absent: String::new(),
             unguarded: false,
             rejected: Rejected::default(),
@@ -127,7 +128,7 @@ impl PodState {
 
     /// Schedules no pass until the pod changes.
     pub(super) fn rest(&mut self) {
-        (self.due, self.suspected_since, self.finding) = (None, None, Finding::Nothing);
+        (self.due, self.suspected_since, self.finding) = (None, None, None);
     }
 
     /// Returns when the live rules of a pod that changes often may be compared again.
@@ -151,11 +152,16 @@ impl PodState {
         if self.failure.as_ref() != Some(&message) {
             tracing::warn!("pod {pod}: its rules are neither checked nor changed: {message}");
         }
-        if !matches!(self.finding, Finding::NoRules(_)) {
-            self.finding = Finding::Failed(message.clone());
+        if !self.has(Finding::NoRules) {
+            self.finding = Some((Finding::Failed, message.clone()));
         }
         self.failure = Some(message);
         error.code == Code::ForeignRules || self.failures >= FAILURES_BEFORE_EVENT
+    }
+
+    /// Whether this was found.
+    pub(super) fn has(&self, wanted: Finding) -> bool {
+        self.finding.as_ref().is_some_and(|(finding, _)| *finding == wanted)
     }
 
     /// Reports a change.
@@ -226,7 +232,7 @@ mod tests {
         for (pause, expected) in pauses.iter().zip([1, 2, 4, 8, 16, 32, 64, 128, 256, 300]) {
             assert!(expected * SECOND <= *pause && *pause < expected * SECOND * 3 / 2, "{pauses:?}");
         }
-        assert_eq!(state.finding, Finding::Failed("busy".into()));
+        assert_eq!(state.finding, Some((Finding::Failed, "busy".into())));
         assert!(state.fail(&Error::new(Code::ForeignRules, "too many"), "shop/web-0", now), "at once");
         state.succeed();
         state.due = None;
