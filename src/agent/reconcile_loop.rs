@@ -64,7 +64,7 @@ pub struct Job {
 pub async fn run(job: Job) -> Result<(), String> {
     // Before any thread is started, because a thread inherits the signal mask.
     let signals = EndSignals::new().map_err(|error| format!("can't wait for signals: {error}"))?;
-    let facts = SharedFacts::new();
+    let facts = SharedFacts::default();
     let health = Health::new(facts.clone());
     if let Some(address) = job.health_address {
         let bound = health

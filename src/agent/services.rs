@@ -3,7 +3,6 @@
 
 use super::containers::ExcludedContainers;
 use super::facts::{Answers, SharedFacts};
-use super::health::Connections;
 use super::install::NodeFiles;
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
@@ -16,7 +15,7 @@ use crate::host_path::HostPath;
 use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::timeout;
 
@@ -100,10 +99,10 @@ impl Services {
         answers: Answers,
         ended: oneshot::Receiver<()>,
     ) {
-        let mut connections = Connections::new(socket::MAX_CONNECTIONS);
+        let connections = Arc::new(Semaphore::new(socket::MAX_CONNECTIONS as usize));
         let serve = async {
             match socket {
-                Some(socket) => socket::serve(&socket, &answers, &mut connections, leads).await,
+                Some(socket) => socket::serve(&socket, &answers, &connections, leads).await,
                 None => pending().await,
             }
         };
@@ -114,7 +113,7 @@ impl Services {
             () = serve => {}
         }
         // Every request is answered.
-        let _ = timeout(socket::TRANSFER_TIMEOUT, connections.finish()).await;
+        let _ = timeout(socket::TRANSFER_TIMEOUT, connections.acquire_many(socket::MAX_CONNECTIONS)).await;
     }
 }
 

@@ -1,8 +1,7 @@
 //! The Unix socket for the plugin's requests. Only root can connect to it, the later of two agents owns it, and slow or
 //! malformed clients do not delay others.
 
-use super::facts::Answers;
-use super::health::Connections;
+use super::facts::{Answers, record};
 use crate::cluster::agent::{AgentAnswer, AgentRequest, Hello, MAX_REQUEST, RequestKind};
 use crate::trusted_file::{FileId, create_directories};
 use serde::Serialize;
@@ -11,15 +10,17 @@ use std::future::pending;
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::spawn_local;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
 /// The limit of connections; further ones wait in the kernel.
-pub(super) const MAX_CONNECTIONS: usize = 64;
+pub(super) const MAX_CONNECTIONS: u32 = 64;
 /// The timeout for receiving a request and for sending an answer.
 pub(super) const TRANSFER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The timeout for an answer, if the plugin would wait longer.
@@ -42,7 +43,7 @@ struct BoundSocket {
 pub(super) async fn serve(
     path: &Path,
     answers: &Answers,
-    connections: &mut Connections,
+    connections: &Arc<Semaphore>,
     mut leads: watch::Receiver<bool>,
 ) {
     if leads.wait_for(|leads| *leads).await.is_err() {
@@ -55,12 +56,13 @@ pub(super) async fn serve(
     loop {
         tokio::select! {
             _ = check.tick() => {}
-            stream = accept(bound.as_ref(), connections) => {
+            (stream, connection) = accept(bound.as_ref(), connections) => {
                 let answers = answers.clone();
-                connections.serve(async move {
+                spawn_local(async move {
                     if let Err(error) = handle(stream, &answers).await {
                         tracing::debug!(%error, "request from the plugin failed");
                     }
+                    drop(connection);
                 });
                 continue;
             }
@@ -89,12 +91,13 @@ pub(super) async fn serve(
 }
 
 /// Returns the next connection as soon as it can be served. Without a socket, it waits until the future is dropped.
-async fn accept(bound: Option<&BoundSocket>, connections: &mut Connections) -> UnixStream {
+async fn accept(bound: Option<&BoundSocket>, connections: &Arc<Semaphore>) -> (UnixStream, OwnedSemaphorePermit) {
     let Some(BoundSocket { listener, .. }) = bound else { return pending().await };
-    connections.room().await;
+    // Fails only if the semaphore is closed.
+    let Ok(connection) = Arc::clone(connections).acquire_owned().await else { return pending().await };
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return stream,
+            Ok((stream, _)) => return (stream, connection),
             Err(error) => {
                 tracing::warn!(%error, "can't accept a connection on the agent socket");
                 // Usually the limit of descriptors, of which some are closed soon.
@@ -181,7 +184,7 @@ async fn handle(mut stream: UnixStream, answers: &Answers) -> io::Result<()> {
     });
     drop(line);
     if let RequestKind::Called(report) = &request.ask {
-        answers.record(report);
+        record(report, &answers.metrics);
         return Ok(());
     }
     send(&mut stream, &Hello::own()).await?;

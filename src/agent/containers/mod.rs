@@ -146,7 +146,7 @@ impl Task {
 
     /// Returns the place of a pod's sandbox.
     fn slot(&mut self, pod: &NriPod) -> &mut Slot {
-        let slot = self.slots.entry(pod.id.clone()).or_insert_with_key(|id| Slot::new(id));
+        let slot = place(&mut self.slots, &pod.id);
         let uid = (!pod.uid.is_empty()).then(|| pod.uid.clone());
         let pod = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid };
         slot.change(|sandbox| sandbox.captures.pod = Some(pod));
@@ -197,7 +197,7 @@ impl Task {
         }
         let mut listed = BTreeMap::<String, Vec<NriContainer>>::new();
         for container in containers.into_iter().filter(|container| container.running) {
-            self.slots.entry(container.pod_id.clone()).or_insert_with_key(|id| Slot::new(id));
+            place(&mut self.slots, &container.pod_id);
             listed.entry(container.pod_id.clone()).or_default().push(container);
         }
         for (id, slot) in &mut self.slots {
@@ -228,7 +228,7 @@ impl Task {
         // The plugin's calls report it if they can't use this directory either.
         if let Ok(mut found) = found.inspect_err(|error| tracing::debug!("{ROOT}: {error}")) {
             for id in found.keys() {
-                self.slots.entry(id.clone()).or_insert_with_key(|id| Slot::new(id));
+                place(&mut self.slots, id);
             }
             for (id, slot) in &mut self.slots {
                 let modified = found.remove(id);
@@ -265,6 +265,11 @@ impl Task {
         slot.changes.drain(..).for_each(|change| change(&mut sandbox));
         slot.sandbox = Some(sandbox);
     }
+}
+
+/// Returns the place of a sandbox.
+fn place<'a>(slots: &'a mut BTreeMap<String, Slot>, id: &str) -> &'a mut Slot {
+    slots.entry(id.to_owned()).or_insert_with(|| Slot::new(id))
 }
 
 impl Slot {

@@ -43,7 +43,7 @@ pub(super) struct Sandbox {
     excluded: Option<Arc<ExcludedContainers>>,
     /// Since when the sandbox is known to exclude containers.
     excluding_since: Option<Instant>,
-    /// When the next full check is due; `None` if the saved state must change first.
+    /// When the next check is due; `None` if the saved state must change first.
     due: Option<Instant>,
     /// Whether the last check took longer than the runtime waits.
     pub(super) is_slow: bool,
@@ -69,8 +69,6 @@ pub(super) struct Captures {
 /// A container that runs, is about to start, or has ended a moment ago.
 struct Container {
     reported: NriContainer,
-    /// Whether the runtime reported it before its first instruction.
-    is_from_start: bool,
     /// Whether it has had a process: it was seen with one, or the runtime reported that it had started. Before, its
     /// control group may be empty.
     has_started: bool,
@@ -92,7 +90,7 @@ pub(super) struct Answer(pub(super) oneshot::Sender<()>, pub(super) Instant);
 
 impl Container {
     fn new(reported: NriContainer, has_started: bool, state: ContainerState) -> Self {
-        Self { reported, is_from_start: !has_started, has_started, state }
+        Self { reported, has_started, state }
     }
 
     const fn is_awaited(&self) -> bool {
@@ -174,7 +172,7 @@ impl Sandbox {
         self.containers.values().any(Container::is_awaited)
     }
 
-    /// Returns whether a full check is due.
+    /// Returns whether a check is due.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.due.is_some_and(|due| due <= now)
     }
@@ -184,7 +182,7 @@ impl Sandbox {
         self.modified.is_none() && self.containers.is_empty() && self.due.is_none()
     }
 
-    /// Makes a full check due.
+    /// Makes a check due.
     pub(super) fn wake(&mut self) {
         self.due = Some(Instant::now());
     }
@@ -219,9 +217,7 @@ impl Sandbox {
         let new = || Container::new(container, true, ContainerState::Starting(None));
         let known = self.containers.entry(id).or_insert_with(new);
         known.has_started = true;
-        if !known.is_from_start {
-            self.wake();
-        }
+        self.wake();
     }
 
     /// Records the end of a container. An excluded one stays until its control group has no process: runtimes report the
@@ -272,11 +268,10 @@ impl Sandbox {
 
     /// Checks the sandbox. `is_complete`: all its running containers are known. Blocks.
     pub(super) fn check(mut self, tools: &Tools, is_complete: bool) -> Self {
-        let is_full = self.is_due(Instant::now());
-        self.due = self.due.filter(|_| !is_full);
+        self.due = None;
         let read = self.read(&tools.root);
         let is_unread = read.is_err();
-        let result = read.and_then(|()| self.update(tools, is_full, is_complete));
+        let result = read.and_then(|()| self.update(tools, is_complete));
         self.finish(result, (is_unread, is_complete), tools);
         self
     }
@@ -299,7 +294,6 @@ impl Sandbox {
     }
 
     fn set_saved(&mut self, modified: Option<SystemTime>, excluded: Option<ExcludedContainers>) {
-        let is_changed = self.modified != modified;
         (self.modified, self.excluded) = (modified, excluded.map(Arc::new));
         if self.excluded.is_none() {
             self.containers.retain(|_, container| !container.is_ended());
@@ -307,18 +301,17 @@ impl Sandbox {
             self.captures.reported.clear();
         } else {
             self.excluding_since.get_or_insert_with(Instant::now);
-            if is_changed {
-                // This check may be one for a container that is not excluded.
-                self.wake();
-            }
         }
     }
 
-    /// Makes the sets match. If the check is not full, this is done only for an excluded container that is about to start.
-    fn update(&mut self, tools: &Tools, is_full: bool, is_complete: bool) -> Result<(), Error> {
+    /// Makes the sets match.
+    fn update(&mut self, tools: &Tools, is_complete: bool) -> Result<(), Error> {
         let Some(excluded) = self.excluded.clone() else { return Ok(()) };
-        if !is_full && !self.running().any(Container::is_awaited) {
-            return Ok(());
+        // Others wait only for the saved state.
+        let others =
+            self.containers.values_mut().filter(|one| excluded.policy().container_scope(&one.reported.name).is_none());
+        for container in others {
+            container.answer(&tools.metrics);
         }
         let (mut running, mut groups, mut failure) = (Vec::new(), Vec::new(), None);
         let (ids, mut hierarchy) = (self.running_ids(), None);
@@ -360,22 +353,25 @@ impl Sandbox {
         }
         for (id, group, has_process) in groups {
             let Some(container) = self.containers.get_mut(&id) else { continue };
-            let name = &container.reported.name;
-            let is_added = changes.added.iter().any(|(added, _)| added == name);
+            let name = container.reported.name.clone();
+            let is_added = changes.added.iter().any(|(added, _)| *added == name);
             let was_captured = is_added && matches!(container.state, ContainerState::Starting(_));
-            let (name, is_in_time) = (name.clone(), container.answer(metrics));
+            let is_in_time = container.answer(metrics);
             container.state = ContainerState::Bypassing(group);
             container.has_started |= has_process;
-            is_in_time
-                .iter()
-                .for_each(|is| metrics.count("container_starts", [("result", if *is { "excluded" } else { "error" })]));
-            if is_in_time == Some(true) {
-                self.captures.reported.remove(&name);
-            } else if was_captured {
-                let why = match container.is_from_start {
-                    true => "the pod's rules were not changed in time",
-                    false => "the agent was not registered at the container runtime when it started",
-                };
+            let why = match is_in_time {
+                Some(true) => {
+                    metrics.count("container_starts", [("result", "excluded")]);
+                    self.captures.reported.remove(&name);
+                    continue;
+                }
+                Some(false) => {
+                    metrics.count("container_starts", [("result", "error")]);
+                    "the pod's rules were not changed in time"
+                }
+                None => "the agent was not registered at the container runtime when it started",
+            };
+            if was_captured {
                 self.captures.add(&name, &format!("{why}; its new connections bypass the sidecar from now on"));
             }
         }
@@ -390,12 +386,10 @@ impl Sandbox {
             (_, true, false) => format!("{error}; set the agent's flag --repair=repair or delete the pod"),
             _ => error.to_string(),
         });
-        let excluded = self.running_ids();
+        let (excluded, result) = (self.running_ids(), if failure.is_some() { "error" } else { "captured" });
         for (id, container) in &mut self.containers {
             if container.answer(&tools.metrics).is_some() && excluded.contains(id) {
-                tools
-                    .metrics
-                    .count("container_starts", [("result", if failure.is_some() { "error" } else { "captured" })]);
+                tools.metrics.count("container_starts", [("result", result)]);
             }
         }
         self.failure.clear();

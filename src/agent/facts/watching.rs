@@ -1,6 +1,6 @@
 //! The watches that fill the caches: a list in pages, then a watch that continues it.
 
-use super::cache::{Cache, SharedFacts};
+use super::cache::{Cache, Caches};
 use super::objects::WatchedKind;
 use crate::agent::metrics::Metrics;
 use crate::backoff::Backoff;
@@ -16,18 +16,18 @@ const MIN_WATCH_TIME: Duration = Duration::from_secs(1);
 /// The pauses after failures.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(800), Duration::from_secs(30));
 
-impl SharedFacts {
+impl Caches {
     /// Watches the pods of the node, all namespaces and, if requested, all definitions, until the future is dropped.
     pub(in crate::agent) async fn watch(&self, account: &Api, node: &str, with_definitions: bool, metrics: &Metrics) {
         let of_node = Some(("spec.nodeName", node));
         let definitions = async {
             if with_definitions {
-                Watch::new(self.definitions(), account, None, metrics).run().await;
+                Watch::new(&self.definitions, account, None, metrics).run().await;
             }
         };
         tokio::join!(
-            Watch::new(self.pods(), account, of_node, metrics).run(),
-            Watch::new(self.namespaces(), account, None, metrics).run(),
+            Watch::new(&self.pods, account, of_node, metrics).run(),
+            Watch::new(&self.namespaces, account, None, metrics).run(),
             definitions,
         );
     }

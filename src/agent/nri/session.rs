@@ -1,7 +1,7 @@
 //! One registration: the plugin's answers to the runtime, over any stream.
 
 use super::messages::{
-    Configure, PLUGIN_SERVICE, RUNTIME_SERVICE, RegisterPlugin, Subscription, Synchronize, SynchronizeAnswer, event,
+    Answer, Configure, PLUGIN_SERVICE, RUNTIME_SERVICE, RegisterPlugin, Synchronize, event, subscription,
 };
 use super::ttrpc::{
     self, Messages, OF_PLUGIN, OF_RUNTIME, REQUEST, RESPONSE, Request, Response, Status, UNIMPLEMENTED, short_text,
@@ -9,6 +9,7 @@ use super::ttrpc::{
 use super::{NriContainer, NriPod, NriReport, NriStatus};
 use crate::cni::is_identifier;
 use prost::{DecodeError, Message};
+use std::convert::Infallible;
 use std::io;
 use std::mem::{replace, take};
 use std::time::Duration;
@@ -49,7 +50,8 @@ impl<'a> Session<'a> {
 
     /// Registers, and answers calls until the connection fails. Returns the cause.
     pub(crate) async fn serve(&mut self, reader: impl AsyncRead + Unpin, writer: impl AsyncWrite + Unpin) -> String {
-        self.exchange(reader, writer, Instant::now() + REGISTRATION_TIMEOUT).await.unwrap_or_else(|cause| cause)
+        let Err(cause) = self.exchange(reader, writer, Instant::now() + REGISTRATION_TIMEOUT).await;
+        cause
     }
 
     pub(super) async fn exchange(
@@ -57,7 +59,7 @@ impl<'a> Session<'a> {
         reader: impl AsyncRead + Unpin,
         mut writer: impl AsyncWrite + Unpin,
         deadline: Instant,
-    ) -> Result<String, String> {
+    ) -> Result<Infallible, String> {
         let argument = RegisterPlugin { name: NAME.to_owned(), index: INDEX.to_owned() };
         let registration = ttrpc::request(REGISTRATION, RUNTIME_SERVICE, "RegisterPlugin", &argument);
         send(&mut writer, &registration).await?;
@@ -71,12 +73,9 @@ impl<'a> Session<'a> {
                 })??,
             };
             let Some(message) = message else {
-                return Ok(match self.synchronized {
-                    true => "the runtime closed the connection; if it does not restart, see its log".to_owned(),
-                    false => {
-                        "the runtime closed the connection before it registered the plugin; see its log".to_owned()
-                    }
-                });
+                let when =
+                    if self.synchronized { "; if it does not restart," } else { " before it registered the plugin;" };
+                return Err(format!("the runtime closed the connection{when} see its log"));
             };
             match message.kind {
                 (OF_RUNTIME, REQUEST) => {
@@ -110,11 +109,11 @@ impl<'a> Session<'a> {
             _ if request.service != PLUGIN_SERVICE => result = Err(unknown()),
             "Configure" => {
                 self.configuration = Configure::decode(&*request.payload).map_err(malformed)?;
-                result = Ok(Subscription::to_all().encode_to_vec());
+                result = Ok(subscription().encode_to_vec());
             }
             "Synchronize" => {
                 let more = self.list(&request.payload)?;
-                result = Ok(SynchronizeAnswer { more }.encode_to_vec());
+                result = Ok(Answer { number: more.into() }.encode_to_vec());
                 if !more {
                     let (pods, containers) = take(&mut self.listed);
                     reports.push(NriReport::Synchronized(pods, containers));

@@ -37,8 +37,6 @@ const MAX_PAUSE: Duration = MIN_INTERVAL;
 
 /// The longest pause without a pass.
 const LONG_PAUSE: Duration = Duration::from_secs(600);
-/// The pause after a configuration or saved state that can't be read.
-const RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// The observed state of the node's pods.
 #[derive(Debug, Clone, Default)]
@@ -94,8 +92,6 @@ pub struct PodReconciler {
     has_changed: bool,
     /// Whether saved state of pods that have ended may exist.
     needs_cleanup: bool,
-    /// The end of the pause after a failure.
-    retry: Option<Instant>,
     /// The last logged failure.
     logged: String,
 }
@@ -116,7 +112,6 @@ impl PodReconciler {
             was_current: false,
             has_changed: false,
             needs_cleanup: true,
-            retry: None,
             logged: String::new(),
         }
     }
@@ -196,23 +191,20 @@ impl PodReconciler {
         }
         match read_installed(&self.tools.node) {
             Ok(installed) => {
-                (self.retry, self.logged) = (None, String::new());
+                self.logged.clear();
                 if has_taken_over || self.installed != installed {
                     self.installed = installed;
                     self.pods.values_mut().for_each(|pod| pod.state.changed(now));
                 }
             }
-            Err(error) => {
-                self.installed = Vec::new();
-                self.fail(&error, now);
-            }
+            Err(error) => self.fail(&error),
         }
     }
 
-    /// Logs a failure, once until it changes, and schedules a retry.
-    fn fail(&mut self, error: &dyn Display, now: Instant) {
+    /// Logs a failure, once until it changes. There is no pass until the next attempt to install the plugin.
+    fn fail(&mut self, error: &dyn Display) {
+        self.installed.clear();
         let failure = format!("running pods are neither repaired nor changed: {error}");
-        self.retry = Some(now + RETRY_DELAY);
         if self.logged != failure {
             tracing::warn!("{failure}");
             self.logged = failure;
@@ -222,20 +214,17 @@ impl PodReconciler {
     /// Returns the time until a pod is due.
     #[must_use]
     pub fn pause(&self, now: Instant) -> Duration {
-        if !self.leads {
+        if !self.leads || self.installed.is_empty() {
             return LONG_PAUSE;
         }
         let due = self.pods.values().filter_map(|pod| pod.state.due).min();
-        self.retry.or(due).map_or(LONG_PAUSE, |next| next.saturating_duration_since(now))
+        due.map_or(LONG_PAUSE, |next| next.saturating_duration_since(now))
     }
 
     /// Updates the observed states, and runs the pass over the next pod that is due at `now`. Returns its Events; `None` if
     /// no pod is due.
     pub fn run_next(&mut self, node: &ObservedNode, now: Instant) -> Option<Vec<Event>> {
-        if self.leads && self.retry.is_some_and(|retry| retry <= now) {
-            self.update_node(true, now);
-        }
-        if !self.leads || self.installed.is_empty() || self.retry.is_some() {
+        if !self.leads || self.installed.is_empty() {
             return None;
         }
         self.update(node, now);
@@ -247,7 +236,7 @@ impl PodReconciler {
                 return None;
             }
             if let Err(error) = self.sandboxes.refresh() {
-                self.fail(&error, now);
+                self.fail(&error);
                 return None;
             }
             due.sort();
