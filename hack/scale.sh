@@ -95,6 +95,9 @@ create /apis/rbac.authorization.k8s.io/v1/clusterrolebindings '{"metadata": {"na
 create /api/v1/namespaces/kube-system/serviceaccounts '{"metadata": {"name": "plugin"}}'
 create /apis/apps/v1/namespaces/kube-system/daemonsets '{"metadata": {"name": "agent"}, "spec": {"selector": {"matchLabels":
     {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}}}'
+for ((i = 0; i < agents; i++)); do
+    create /api/v1/nodes '{"metadata": {"name": "node-'$i'"}}'
+done
 send POST namespace "$namespaces"
 send POST pod "$pods"
 
@@ -145,6 +148,8 @@ report "quiet"
 changes=$((namespaces < 100 ? namespaces : 100)) && send PATCH change "$changes"
 sleep 10
 report "$changes namespaces change"
+grep -q 'resource="serviceaccounts".*subresource="token".*verb="POST"' <<<"$(grep 'code="201"' "$work/metrics")" ||
+    die "no agent has got a token for the plugin; expected one for each"
 say "all requests for these resources, with those of this script"
 awk -v pattern="$resources" '/^apiserver_request_total/ && $0 ~ pattern' "$work/metrics" |
     sed -E 's/.*code="([0-9]*)".*resource="([a-z]*)".*subresource="([a-z]*)".*verb="([A-Z]*)".* ([0-9]*)$/\4 \2 \3 \1: \5/'

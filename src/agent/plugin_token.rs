@@ -2,20 +2,25 @@
 //! the node, while the API server grants none.
 
 use super::metrics::Metrics;
+use crate::backoff::Backoff;
 use crate::cluster::{Api, ObjectRef, Token};
+use crate::wait;
 use k8s_openapi::jiff::Timestamp;
-use std::time::Duration;
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::spawn_local;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 /// The requested lifetime; the agent's admission policy allows no longer one. The token is bound to the node, not to the
 /// agent's pod, so that the plugin works while an agent is replaced. Without an agent, it lasts for at least 40 minutes.
 const LIFETIME: Duration = Duration::from_secs(60 * 60);
-/// The pause after a failed request while the plugin has a valid token, and without one.
-const RETRY_DELAY: Duration = Duration::from_secs(60);
-const SHORT_RETRY_DELAY: Duration = Duration::from_secs(5);
-/// How long the start waits for the first result.
+/// The first and the longest pause after a failed request.
+const RETRY_DELAYS: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(60)];
+/// A token is renewed at most this often, even if the API server grants a short one.
+const SHORTEST_RENEWAL: Duration = Duration::from_secs(60);
+/// How long the first call waits for the first request. Later calls never wait.
 const FIRST_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The token of the service account that the plugin uses on a node.
@@ -23,6 +28,8 @@ const FIRST_TIMEOUT: Duration = Duration::from_millis(500);
 pub struct PluginToken {
     plugin_account: ObjectRef,
     granted: watch::Receiver<Granted>,
+    /// How long the next call waits for the first result.
+    timeout: Cell<Duration>,
 }
 
 /// The results of the requests.
@@ -35,14 +42,12 @@ struct Granted {
 }
 
 impl PluginToken {
-    /// Starts the task that requests the token of `plugin_account` with the permissions of `account`. Waits a moment for the
-    /// first result.
-    pub async fn start(account: Api, plugin_account: ObjectRef, metrics: Metrics) -> Self {
-        let (sender, mut granted) = watch::channel(Granted::default());
+    /// Starts the task that requests the token of `plugin_account` with the permissions of `account`.
+    #[must_use]
+    pub fn start(account: Api, plugin_account: ObjectRef, metrics: Metrics) -> Self {
+        let (sender, granted) = watch::channel(Granted::default());
         spawn_local(renew(account, plugin_account.clone(), metrics, sender));
-        // Without a result, the installation waits for the token.
-        let _ = timeout(FIRST_TIMEOUT, granted.changed()).await;
-        Self { plugin_account, granted }
+        Self { plugin_account, granted, timeout: Cell::new(FIRST_TIMEOUT) }
     }
 
     /// Returns the current token, and what the plugin lacks if that has expired: the node is not ready then, but everything
@@ -52,6 +57,11 @@ impl PluginToken {
     /// # Errors
     /// The API server grants no token, and the node has none; returns the reason.
     pub fn current(&self, installed: impl FnOnce() -> Option<String>) -> Result<(String, Option<String>), String> {
+        let has_result = || {
+            let granted = self.granted.borrow();
+            Ok::<_, Infallible>((granted.token.is_some() || granted.failure.is_some()).then_some(()))
+        };
+        let _ = wait::until(self.timeout.replace(Duration::ZERO), [Duration::from_millis(5); 2], has_result);
         let Granted { token, failure } = self.granted.borrow().clone();
         let of_node = || Token::of_account(&installed()?, &self.plugin_account.namespace, &self.plugin_account.name);
         let failure = failure.unwrap_or_else(|| "the API server has not granted the plugin's token yet".to_owned());
@@ -63,15 +73,18 @@ impl PluginToken {
 
 /// Requests a token again and again, until nothing uses it.
 async fn renew(account: Api, of: ObjectRef, metrics: Metrics, granted: watch::Sender<Granted>) {
+    let [shortest, longest] = RETRY_DELAYS;
+    let mut backoff = Backoff::new(shortest, longest);
     loop {
         let result = account.token(&of, LIFETIME).await.map_err(|error| error.to_string());
         metrics.set("plugin_token_renewal_failed", [], result.is_err());
         let before = granted.borrow().clone();
-        let now = Timestamp::now();
         let pause = match &result {
-            Ok(token) => renewal(now, token.expires),
-            Err(_) if before.token.as_ref().is_some_and(|token| now < token.expires) => RETRY_DELAY,
-            Err(_) => SHORT_RETRY_DELAY,
+            Ok(token) => {
+                backoff.reset();
+                renewal(Timestamp::now(), token.expires)
+            }
+            Err(_) => backoff.pause(Instant::now()),
         };
         granted.send_replace(match result {
             Ok(token) => Granted { token: Some(token), failure: None },
@@ -93,7 +106,7 @@ async fn renew(account: Api, of: ObjectRef, metrics: Metrics, granted: watch::Se
 /// server has made that. The clock of a node may be wrong until it is synchronized after the boot.
 fn renewal(now: Timestamp, expires: Timestamp) -> Duration {
     let third = now.duration_until(expires) / 3;
-    Duration::try_from(third).unwrap_or_default().clamp(RETRY_DELAY, LIFETIME / 3)
+    Duration::try_from(third).unwrap_or_default().clamp(SHORTEST_RENEWAL, LIFETIME / 3)
 }
 
 #[cfg(test)]
@@ -119,7 +132,7 @@ mod tests {
     fn the_last_token_is_used_until_another_one_is_granted() {
         let (sender, granted) = watch::channel(Granted::default());
         let plugin_account = ObjectRef { namespace: "istio-system".into(), name: "detour".into() };
-        let plugin = PluginToken { plugin_account, granted };
+        let plugin = PluginToken { plugin_account, granted, timeout: Cell::new(Duration::ZERO) };
         let none = || None;
         assert!(plugin.current(none).expect_err("no token").contains("not granted"));
         sender.send_replace(Granted { token: None, failure: Some("down".into()) });

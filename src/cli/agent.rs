@@ -124,7 +124,7 @@ impl AgentArguments {
         let program = program_digest()?;
         let metrics = Metrics::default();
         let shared = OnceCell::new();
-        let plugin_token = as_usage(self.plugin_token(&metrics, &shared).await)?;
+        let plugin_token = as_usage(self.plugin_token(&metrics, &shared))?;
         let daemon_set = as_usage(self.own_daemon_set(&shared))?;
         let services = self.services(&shared);
         let desired = DesiredSource {
@@ -162,11 +162,11 @@ impl AgentArguments {
         Ok(shared.get_or_init(|| account.on_node(self.node_name()).on(Handle::current())).clone())
     }
 
-    async fn plugin_token(&self, metrics: &Metrics, shared: &OnceCell<Api>) -> Result<Option<PluginToken>> {
+    fn plugin_token(&self, metrics: &Metrics, shared: &OnceCell<Api>) -> Result<Option<PluginToken>> {
         let flag = "--plugin-service-account";
         let Some(name) = self.plugin_service_account.as_ref().filter(|name| !name.is_empty()) else { return Ok(None) };
         let (account, plugin) = (self.account(shared, flag)?, self.own_object(flag, name)?);
-        Ok(Some(PluginToken::start(account, plugin, metrics.clone()).await))
+        Ok(Some(PluginToken::start(account, plugin, metrics.clone())))
     }
 
     fn own_daemon_set(&self, shared: &OnceCell<Api>) -> Result<Option<DaemonSet>> {

@@ -47,9 +47,9 @@ Examples:
   detour uninstall --root /host
         uninstall from a pod that mounts the node's file system at /host
 
-Pods keep their rules. The command keeps files that were edited after the installation and the files
-that they require, and the program while CRI-O or Multus needs it to delete running pods; it lists
-them.
+Pods keep their rules; recreate a pod to remove its guard (mesh-guard). The command keeps files that
+were edited after the installation and the files that they require, and the program while CRI-O or
+Multus needs it to delete running pods; it lists them.
 
 Exit codes: 0 success, also if the program stays for running pods, 1 incomplete (see stderr),
 2 invalid arguments or input.";
@@ -107,12 +107,6 @@ impl InstallArguments {
             return Ok(super::print_error(why, ExitCode::from(2)));
         }
         let plan = if self.dry_run { node.preview(&desired)? } else { node.install(&desired)? };
-        if plan.writes_own_list() {
-            print_note(
-                "note",
-                "the command copies the cluster network's configuration list once; `detour agent` follows its changes",
-            );
-        }
         Ok(print_plan(&plan, self.dry_run))
     }
 }

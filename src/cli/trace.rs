@@ -86,7 +86,7 @@ pub(super) fn run(arguments: &TraceArguments) -> Result<CommandOutput, CommandEr
                 None => read.interface_of(from, to)?,
             };
             let rules = read.rules;
-            let (view, senders) = (rules.view(), ExcludedSenders::live(&rules, root));
+            let (view, senders) = (rules.view(), ExcludedSenders::live(&rules));
             senders.trace(&view, (from, container), to, &rules.addresses, &interface)
         }
         false => {

@@ -1,10 +1,10 @@
 //! Evaluates the first packet of a connection in all tables of a pod, in the order of the kernel (nf_tables_core.c,
 //! `nft_do_chain`), and finds where it arrives.
 
-use super::ambient;
 use super::native::GUARD_PREFIX;
 use super::native::rule::{BaseHook, NativeTable};
 use super::packet::{Packet, Sender};
+use super::redirections::CAPTURED_BY_ISTIO_CNI;
 use super::rule::{Hook, Table, is_redirection_chain};
 use super::target::Target;
 use super::view::{RuleView, RulesetView, TableId};
@@ -143,7 +143,7 @@ impl RulesetView {
         let mut walk = Walk { view: self, packet, hops: Vec::new(), unsupported: Vec::new(), rules: 0 };
         let end = walk.run();
         let decided_by = decisive_rule(&walk.hops, end);
-        let to_ztunnel = decided_by.as_ref().is_some_and(|place| place.rule == ambient::CAPTURED);
+        let to_ztunnel = decided_by.as_ref().is_some_and(|place| place.rule == CAPTURED_BY_ISTIO_CNI);
         let by_istio = decided_by.as_ref().is_some_and(|place| is_redirection_chain(&place.chain));
         let arrival = match end {
             End::Continue if !self.unread_redirections.is_empty() => Arrival::Unknown,
@@ -263,7 +263,7 @@ impl Walk<'_> {
         let port = redirection.captures(&self.packet, hook)?;
         self.packet.redirect(port);
         let (table, chain) = redirection.chain(hook);
-        let (rule, then) = (ambient::CAPTURED.to_owned(), format!("redirects to port {port}"));
+        let (rule, then) = (CAPTURED_BY_ISTIO_CNI.to_owned(), format!("redirects to port {port}"));
         let (hook, effect) = (hook.chain(), HopEffect::Diverted);
         self.hops.push(Hop { table, hook, chain: chain.to_owned(), rule, then, effect });
         Some(port)

@@ -1,11 +1,15 @@
-//! The live tables of other tools with chains that can divert traffic: where the chains are attached, and what their rules do.
+//! The live tables of other tools with chains that can divert traffic, and rules of any tool in outline: what they do with a
+//! packet, in which chain it continues, and whether they apply to TCP in general or to some packets only.
 
+use super::expression::{
+    Base, Ct, DATA, DESTINATION_NAT, LIST_ELEMENT, Meta, NAME, NftVerdict, VERDICT, VERDICT_REGISTER,
+};
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta};
-use super::outline::Outline;
-use super::rule::Hook;
-use super::target::NF_DROP;
+use super::rule::{Hook, Is, Match, Rule, protocol_number};
+use super::target::{NF_DROP, Target};
 use crate::netlink::DumpLimit;
-use crate::netlink::attributes::{Attributes, find, find_be32, find_text};
+use crate::netlink::attributes::{self, Attributes, find, find_be32, find_text};
+use crate::policy::Protocol;
 use std::collections::BTreeMap;
 
 /// How much is read of the tables of other tools, all together.
@@ -82,4 +86,194 @@ pub(super) fn read_rules(socket: &mut NfSocket, tables: &mut ForeignTables) -> R
         }
     }
     Ok(())
+}
+
+/// `NFT_CMP_EQ`, `NFT_CMP_NEQ`; `NFT_RANGE_…` has the same values.
+const NOT_EQUAL: u32 = 1;
+/// `NFT_LOOKUP_F_INV`.
+const LOOKUP_INVERTED: u32 = 1;
+/// `XT_CT_NOTRACK`.
+const XT_NOTRACK: u16 = 1;
+/// `NFTA_DATA_VALUE`.
+const VALUE: u16 = 1;
+
+/// What a rule does with a packet that meets its conditions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Effect {
+    /// Something else.
+    #[default]
+    Other,
+    /// It sends the packet to a local port; 0 if the rule does not name a single one.
+    ToPort(u16),
+    /// It changes the destination to another address.
+    ToAddress,
+    /// It sets the zone of connection tracking.
+    Zone,
+    /// It ends connection tracking of the packet, so that no nat chain sees it.
+    NoTrack,
+    /// It drops or rejects the packet, or lets a program decide.
+    Drop,
+}
+
+impl Effect {
+    /// Reports whether the packet arrives elsewhere.
+    pub(super) const fn translates(self) -> bool {
+        matches!(self, Self::ToPort(_) | Self::ToAddress)
+    }
+}
+
+/// A rule of any tool in outline.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Outline {
+    /// What it does.
+    pub(super) effect: Effect,
+    /// The chain in which the packet continues.
+    pub(super) chain: Option<String>,
+    /// Whether a map decides in which chain the packet continues.
+    pub(super) uses_map: bool,
+    /// Whether a condition selects packets: by address, port, sender, interface, mark, or a protocol other than TCP. A
+    /// negated condition (everything but one address) selects none.
+    pub(super) is_narrow: bool,
+}
+
+impl Outline {
+    /// Returns the outline of a rule of detour.
+    pub(super) fn of_rule(rule: &Rule) -> Self {
+        Self { is_narrow: is_narrow(rule), ..Self::of(&rule.target) }
+    }
+
+    /// Returns the outline of a rule with this target and without conditions.
+    pub(super) fn of(target: &Target) -> Self {
+        let effect = match target {
+            Target::Redirect(port) | Target::Tproxy { port, .. } => Effect::ToPort(*port),
+            Target::Zone(_) => Effect::Zone,
+            Target::Drop => Effect::Drop,
+            _ => Effect::Other,
+        };
+        let chain = match target {
+            Target::Jump(chain) | Target::Goto(chain) => Some(chain.to_string()),
+            _ => None,
+        };
+        Self { effect, chain, ..Self::default() }
+    }
+
+    /// Reads the expressions of a rule as the kernel lists them. Unlike [`Expression`](super::expression::Expression), it accepts every expression.
+    pub(super) fn read(list: &[u8]) -> Self {
+        let mut outline = Self::default();
+        // The ports that the rule has loaded, by register, and whether a protocol was loaded.
+        let (mut ports, mut is_protocol): (Vec<(u32, u16)>, bool) = (Vec::new(), false);
+        for (_, element) in attributes::parse(list).filter(|(kind, _)| *kind == LIST_ELEMENT) {
+            let data = find(element, DATA).unwrap_or_default();
+            let value = |kind| find(find(data, kind)?, VALUE);
+            let port = |register| {
+                let register = find_be32(data, register)?;
+                ports.iter().rfind(|(loaded, _)| *loaded == register).map(|(_, port)| *port)
+            };
+            match find_text(element, NAME).unwrap_or_default() {
+                "counter" => continue,
+                "immediate" => {
+                    let register = find_be32(data, 1).unwrap_or(VERDICT_REGISTER);
+                    let port = value(2).and_then(|bytes| Some(u16::from_be_bytes(bytes.get(..2)?.try_into().ok()?)));
+                    ports.extend(port.map(|port| (register, port)));
+                    match find(data, 2).and_then(|value| NftVerdict::read(find(value, VERDICT)?)) {
+                        Some(NftVerdict { chain: Some(chain), .. }) => outline.chain = Some(chain.to_owned()),
+                        Some(NftVerdict { code: NF_DROP, .. }) => outline.effect = Effect::Drop,
+                        _ => {}
+                    }
+                    continue;
+                }
+                "redir" => {
+                    let (first, last) = (port(1).unwrap_or_default(), port(2));
+                    outline.effect = Effect::ToPort(if last.is_none_or(|last| last == first) { first } else { 0 });
+                }
+                "tproxy" => outline.effect = Effect::ToPort(port(3).unwrap_or_default()),
+                "nat" if find_be32(data, 1) == Some(DESTINATION_NAT) => outline.effect = Effect::ToAddress,
+                "ct" if find(data, 4).is_some() && find_be32(data, 2) == Some(Ct::Zone as u32) => {
+                    outline.effect = Effect::Zone;
+                }
+                "notrack" => outline.effect = Effect::NoTrack,
+                "reject" | "queue" => outline.effect = Effect::Drop,
+                "target" => outline.effect = extension_effect(data).unwrap_or(outline.effect),
+                "match" => outline.is_narrow |= extension_is_narrow(data),
+                "meta" | "payload" if loads_protocol(data, find_text(element, NAME)) => {
+                    is_protocol = true;
+                    ports.clear();
+                    continue;
+                }
+                "cmp" => {
+                    let is_tcp = is_protocol && value(3) != Some(&[protocol_number(Protocol::Udp)][..]);
+                    outline.is_narrow |= find_be32(data, 2) != Some(NOT_EQUAL) && !is_tcp;
+                }
+                "range" => outline.is_narrow |= find_be32(data, 2) != Some(NOT_EQUAL),
+                "lookup" if find_be32(data, 3) == Some(VERDICT_REGISTER) => outline.uses_map = true,
+                "lookup" => outline.is_narrow |= find_be32(data, 5) != Some(LOOKUP_INVERTED) && !is_protocol,
+                _ => {}
+            }
+            is_protocol = false;
+            ports.clear();
+        }
+        outline
+    }
+}
+
+/// Reports whether an expression loads the family or the transport protocol of the packet: as metadata, or from the header
+/// of IPv4 or IPv6 (base 1).
+fn loads_protocol(data: &[u8], name: Option<&str>) -> bool {
+    let [first, second, third, fourth] = [1, 2, 3, 4].map(|kind| find_be32(data, kind));
+    if name == Some("meta") {
+        first.is_some() && [Meta::Family as u32, Meta::Protocol as u32].map(Some).contains(&second)
+    } else {
+        (second, fourth) == (Some(Base::Network as u32), Some(1)) && [Some(9), Some(6)].contains(&third)
+    }
+}
+
+/// Returns the effect of an xtables target; `None` if it has no effect of its own.
+fn extension_effect(data: &[u8]) -> Option<Effect> {
+    let info = find(data, 3).unwrap_or_default();
+    let be16 = |at: usize| info.get(at..at + 2)?.try_into().ok().map(u16::from_be_bytes);
+    let ne16 = |at: usize| info.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes);
+    match find_text(data, 1)? {
+        // struct nf_nat_ipv4_multi_range_compat, or the longer struct nf_nat_range of IPv6: first and last port
+        "REDIRECT" => {
+            let at = if info.len() <= 24 { 16 } else { 36 };
+            Some(Effect::ToPort(be16(at).filter(|first| be16(at + 2) == Some(*first)).unwrap_or_default()))
+        }
+        // struct xt_tproxy_target_info_v1 { mark_mask, mark_value, laddr, lport }
+        "TPROXY" => Some(Effect::ToPort(be16(24).unwrap_or_default())),
+        "DNAT" | "NETMAP" => Some(Effect::ToAddress),
+        // struct xt_ct_target_info_v1 { flags, zone, … }
+        "CT" if ne16(0).is_some_and(|flags| flags & XT_NOTRACK != 0) => Some(Effect::NoTrack),
+        "CT" if ne16(2).is_some_and(|zone| zone != 0) => Some(Effect::Zone),
+        "NOTRACK" => Some(Effect::NoTrack),
+        "REJECT" | "NFQUEUE" => Some(Effect::Drop),
+        _ => None,
+    }
+}
+
+/// Reports whether an xtables match selects packets.
+fn extension_is_narrow(data: &[u8]) -> bool {
+    let info = find(data, 3).unwrap_or_default();
+    match find_text(data, 1).unwrap_or_default() {
+        "comment" => false,
+        // struct xt_mark_mtinfo1 { mark, mask, invert }
+        "mark" => info.get(8) != Some(&1),
+        _ => true,
+    }
+}
+
+fn is_narrow(rule: &Rule) -> bool {
+    const fn selects<T>(is: &Is<T>) -> bool {
+        !is.not
+    }
+    let by_match = |condition: &Match| match condition {
+        Match::DestinationPort(is) | Match::SourcePort(is) => selects(is),
+        Match::DestinationPorts(is) => selects(is),
+        Match::Uid(is) | Match::Gid(is) => selects(is),
+        Match::Mark(is) => selects(is),
+        Match::CtState(_) | Match::Connmark(_) => true,
+    };
+    rule.protocol == Some(Protocol::Udp)
+        || [&rule.source, &rule.destination].into_iter().flatten().any(selects)
+        || [&rule.in_interface, &rule.out_interface].into_iter().flatten().any(selects)
+        || rule.matches.iter().any(by_match)
 }

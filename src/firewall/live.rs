@@ -3,12 +3,12 @@
 
 use super::containers::ContainerElement;
 use super::expression::Counter;
+use super::foreign::Outline;
 use super::foreign::{self, AttachedAt, ForeignTables};
 use super::iptables;
 use super::native::Rejected;
 use super::native::live::{NativeLiveTables, Sets, add_native_chain, add_native_rule, detach, native_table_of};
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta, retry_changed};
-use super::outline::Outline;
 use super::rule::{Family, Hook, NFPROTO_INET, Rule, Table, TableRules};
 use super::target::Target;
 use crate::cni;

@@ -4,25 +4,21 @@
 //! * `rule`, with `target`: the rule model, shared by both rule formats
 //! * `from_policy`, with `istio` (the redirection): a policy as rules
 //! * `live`: reads the live rules
-//! * `outline`: what rules of any tool do, without their conditions
-//! * `foreign`: the live tables of other tools
-//! * `redirections`: what other tools do with the pod's traffic, from live rules
-//! * `ambient`: the rules that istio-cni writes for pods in the ambient mesh
+//! * `foreign`: the live tables of other tools, and what rules of any tool do, without their conditions
+//! * `redirections`: what other tools do with the pod's traffic, from live rules; those of istio-cni in the ambient mesh
 //! * `plan`: the changes from live to desired rules, in iptables' tables
 //! * `step`: the steps of a transaction, as messages and in words
 //! * `subsequence`: the rules that two lists have in common
 //! * `drift`: how live rules differ from desired ones, in words
 //! * `view`: live or desired rules in one form for both rule formats
 //! * `evaluation`, with `packet`: where the first packet of a connection arrives
-//! * `rule_format`: plan, commit and drift for either rule format
+//! * `rule_format`: plan, commit and drift for either rule format, and removal without reading all rules
 //! * `containers`: the sets of excluded containers
-//! * `removal`: removes rules without reading all of them
 //! * `expression`: nf_tables expressions, shared by both rule formats
 //! * `iptables`: the format `iptables`, as iptables-nft writes it
 //! * `native`: tables of detour: the exclusions, and the format `nftables`
 //! * `nfnetlink`: the netlink protocol of nf_tables and connection tracking
 
-mod ambient;
 mod containers;
 mod drift;
 mod evaluation;
@@ -34,11 +30,9 @@ mod istio;
 mod live;
 pub mod native;
 pub mod nfnetlink;
-mod outline;
 mod packet;
 mod plan;
 mod redirections;
-mod removal;
 pub mod rule;
 mod rule_format;
 mod step;
@@ -47,7 +41,7 @@ pub mod target;
 mod view;
 
 pub use crate::cni::RuleFormat;
-pub use ambient::AmbientRedirection;
+
 pub use containers::{
     ContainerElement, ContainerLabel, change_container_elements, container_elements, required_container_elements,
     set_name,
@@ -55,18 +49,17 @@ pub use containers::{
 pub use drift::{Drift, DriftKind, RuleAt, foreign_rules};
 pub use evaluation::{Arrival, Evaluation, Hop, RulePlace};
 pub use expression::Counter;
-pub use foreign::AttachedAt;
+pub use foreign::{AttachedAt, Outline};
 pub use from_policy::{MAX_RULES, max_rules};
 pub use iptables::{legacy_tables, restore_text};
 pub use istio::DNS_PROXY_PORT;
 pub use live::{LiveChain, LiveRule, LiveRuleset, failed};
 pub use native::Rejected;
-pub use outline::Outline;
-pub use packet::{Destination, InSet, Packet, Sender};
+pub use packet::{Destination, Packet, Sender};
 pub use plan::CreatedTables;
-pub use redirections::{Diversion, DivertingChain, ForeignRedirection, NativeIstio};
-pub use removal::remove;
+pub use redirections::{AmbientRedirection, Diversion, DivertingChain, ForeignRedirection, NativeIstio};
+
 pub use rule::{Ruleset, TableRules};
-pub use rule_format::Transaction;
+pub use rule_format::{Transaction, remove};
 pub use step::{PlannedStep, Step, StepRule};
 pub use view::{ChainView, RuleView, RulesetView, TableId};

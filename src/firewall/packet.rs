@@ -14,8 +14,8 @@ pub enum Sender {
         uid: u32,
         /// Its effective GID; with an unknown one, no condition on the GID is met.
         gid: Option<u32>,
-        /// Its place in the sets of excluded containers; `None` if it is in no excluded container.
-        set: Option<InSet>,
+        /// The set that has the control group of its container; `None` if it is in no excluded container.
+        set: Option<ContainerScope>,
     },
     /// A client outside of the pod, at this address if it is known.
     Inbound(Option<IpAddr>),
@@ -24,21 +24,12 @@ pub enum Sender {
 impl Sender {
     /// Returns the sender as a process in another set, or in none.
     #[must_use]
-    pub const fn in_set(self, set: Option<InSet>) -> Self {
+    pub const fn in_set(self, set: Option<ContainerScope>) -> Self {
         match self {
             Self::Process { uid, gid, .. } => Self::Process { uid, gid, set },
             inbound @ Self::Inbound(_) => inbound,
         }
     }
-}
-
-/// The place of a process in the sets of excluded containers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct InSet {
-    /// The set that has the control group of its container.
-    pub scope: ContainerScope,
-    /// The level of this control group, if known.
-    pub level: Option<u8>,
 }
 
 /// The destination of a packet.
@@ -134,13 +125,10 @@ impl Packet {
             && rule.conditions.iter().all(|condition| self.meets(condition))
     }
 
-    /// Returns whether the sender's control group at this level is in the set. With an unknown level, the first rule
-    /// matches.
+    /// Returns whether the sender's control group is in the set. Its level is unknown: the first rule matches.
     fn is_in(&self, cgroup: InCgroup) -> bool {
         match self.sender {
-            Sender::Process { set: Some(set), .. } if self.out_interface.is_some() => {
-                set.scope == cgroup.set && set.level.is_none_or(|level| level == cgroup.level)
-            }
+            Sender::Process { set: Some(set), .. } => self.out_interface.is_some() && set == cgroup.set,
             _ => false,
         }
     }

@@ -1,12 +1,11 @@
 //! The rules of a pod in one form for both rule formats: native conditions and targets, with the text that the format's
 //! tool prints. The rules are live ones, with those of other tools in the tables of iptables, or desired ones.
 
-use super::ambient::{self, AmbientRedirection};
 use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::conditions;
 use super::native::rule::{BaseHook, Condition, EXCLUSIONS_NAT_PRIORITY, NativeRule, NativeTable};
-use super::redirections::{Diversion, DivertingChain};
+use super::redirections::{AMBIENT_PREROUTING, AmbientRedirection, Diversion, DivertingChain};
 use super::rule::{Family, Hook, Rule, Ruleset, Table};
 use super::target::Target;
 use crate::cni::RuleFormat;
@@ -136,7 +135,7 @@ impl RulesetView {
     #[must_use]
     pub fn with_ambient(mut self, redirection: AmbientRedirection) -> Self {
         self.to_ztunnel = Some(redirection);
-        let is_istios = |name: &str| [ambient::PREROUTING, "ISTIO_OUTPUT"].contains(&name);
+        let is_istios = |name: &str| [AMBIENT_PREROUTING, "ISTIO_OUTPUT"].contains(&name);
         self.retain_chains(|table, name| !(matches!(table, TableId::Iptables(..)) && is_istios(name)));
         self.unread_redirections.retain(|caveat| caveat != NATIVE_AMBIENT);
         let place = redirection.place();

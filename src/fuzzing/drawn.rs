@@ -1,7 +1,7 @@
 //! Policies drawn from the bytes of an input: mostly from few ports, addresses and owners, so that their parts overlap.
 
 use super::Choices;
-use crate::firewall::{Destination, InSet, Sender};
+use crate::firewall::{Destination, Sender};
 use crate::policy::{
     ContainerExclusion, ContainerScope, DnsCapture, Exclusion, Groups, IdRange, Interception, InterceptionMode, Ipv6,
     Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
@@ -48,11 +48,7 @@ pub(crate) fn packet(from: &mut Choices<'_>) -> (Sender, Destination) {
     let scope = from.one(&[None, Some(ContainerScope::Dns), Some(ContainerScope::All)]);
     let sender = match from.below(6) {
         0 => Sender::Inbound(None),
-        _ => Sender::Process {
-            uid: ids(from).first,
-            gid: Some(ids(from).first),
-            set: scope.map(|scope| InSet { scope, level: Some(4) }),
-        },
+        _ => Sender::Process { uid: ids(from).first, gid: Some(ids(from).first), set: scope },
     };
     (sender, Destination { address: to, protocol: from.one(&[Protocol::Tcp, Protocol::Udp]) })
 }

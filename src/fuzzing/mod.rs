@@ -4,19 +4,16 @@
 //!
 //! Only tests and the fuzzer compile this module.
 
-mod checks;
 mod cluster;
 mod drawn;
 mod input;
-mod kernel_socket;
 mod laws;
 mod netlink;
 mod processes;
 mod simulated_kernel;
 mod texts;
 
-use checks::{check_error, check_printed, check_warnings};
-use input::{Choices, sections, text_sections};
+use input::{Choices, check_error, check_printed, check_warnings, sections, text_sections};
 
 /// A target: its name, which is that of its directory in `fuzz/failed`, and its function.
 pub type Target = (&'static str, fn(&[u8]));

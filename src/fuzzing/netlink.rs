@@ -1,6 +1,6 @@
 //! Targets for what the kernel lists, some of which processes in a pod decide: rules, sets, connections, routes and sockets.
 
-use super::kernel_socket::{self, Reply, with_socket};
+use super::simulated_kernel::{Reply, dump, message, with_socket};
 use super::{Choices, check_printed, drawn};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
 use crate::firewall::rule::Family;
@@ -39,10 +39,10 @@ fn answer(objects: &[Reply], messages: &[Received<'_>]) -> Vec<Vec<u8>> {
     let Some(request) = messages.first() else { return Vec::new() };
     if request.kind == GET_GENERATION {
         let generation = Attributes::of(|list| list.be32(GENERATION, 7));
-        return vec![kernel_socket::message(request.kind - 1, request.sequence, &[0; 4], generation.as_bytes())];
+        return vec![message(request.kind - 1, request.sequence, &[0; 4], generation.as_bytes())];
     }
     let listed = objects.iter().filter(|(kind, _)| kind + 1 == request.kind);
-    kernel_socket::dump(request.sequence, listed.cloned())
+    dump(request.sequence, listed.cloned())
 }
 
 /// A network namespace with arbitrary objects: it is read twice as the same, compared with desired rules, and traced.

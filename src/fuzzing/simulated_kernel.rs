@@ -1,13 +1,16 @@
 //! nf_tables without a kernel: applies transactions and lists rules as the kernel does (linux/net/netfilter,
 //! `nf_tables_api.c`), so that changes can be planned, encoded, committed, listed and decoded without privileges.
+//! The other end of a socket pair answers.
 
 use super::Choices;
-use super::kernel_socket::{self, Reply, with_socket};
 use crate::firewall::nfnetlink::{NfSocket, nfta};
 use crate::netlink::attributes::{Attributes, find, find_be32, find_be64, find_text, parse};
-use crate::netlink::{NLMSG_ERROR, Received};
+use crate::netlink::{Messages, NLMSG_ERROR, Received, split};
 use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, setsockopt, socketpair, sockopt};
 use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::thread;
 
 const SUBSYSTEM: u16 = 10 << 8;
 const BATCH_BEGIN: u16 = 16;
@@ -138,9 +141,9 @@ impl Rules {
         match first.kind & 0xff {
             16 => {
                 let generation = Attributes::of(|list| list.be32(GENERATION, self.generation));
-                vec![kernel_socket::message(SUBSYSTEM | 15, first.sequence, &[0; HEADER], generation.as_bytes())]
+                vec![message(SUBSYSTEM | 15, first.sequence, &[0; HEADER], generation.as_bytes())]
             }
-            kind => kernel_socket::dump(first.sequence, self.list(kind, family, attributes)),
+            kind => dump(first.sequence, self.list(kind, family, attributes)),
         }
     }
 
@@ -183,8 +186,7 @@ impl Rules {
     }
 
     fn transact(&mut self, messages: &[Received<'_>]) -> Vec<Vec<u8>> {
-        let acknowledge =
-            |sequence: u32, errno: i32| kernel_socket::message(NLMSG_ERROR, sequence, &(-errno).to_ne_bytes(), &[]);
+        let acknowledge = |sequence: u32, errno: i32| message(NLMSG_ERROR, sequence, &(-errno).to_ne_bytes(), &[]);
         if find_be32(&messages[0].body[HEADER..], GENERATION) != Some(self.generation) {
             return vec![acknowledge(messages[0].sequence, RESTART)];
         }
@@ -346,4 +348,74 @@ fn with_text(attributes: &[u8], kind: u16, text: &str) -> Vec<u8> {
     let mut all = Attributes::new();
     others.for_each(|(kind, value)| _ = all.bytes(kind, value));
     all.text(kind, text).as_bytes().to_vec()
+}
+
+/// Datagrams are smaller than those of the kernel, so that dumps have several.
+const DATAGRAM: usize = 8 << 10;
+/// The size of buffers for the largest transaction.
+const BUFFER: usize = 4 << 20;
+/// The message that ends a dump, and the flag on its messages (`NLMSG_DONE`, `NLM_F_MULTI`).
+const DONE: u16 = 3;
+const MULTI: u16 = 2;
+
+/// A message that answers a request: its type, and its body.
+pub(crate) type Reply = (u16, Vec<u8>);
+
+/// Calls `work` with a socket to `kernel`, whose function `answer` gets the messages of each datagram that is sent.
+/// Returns the kernel and the result.
+pub(crate) fn with_socket<K: Send, T>(
+    mut kernel: K,
+    answer: impl Fn(&mut K, &[Received<'_>]) -> Vec<Vec<u8>> + Send,
+    work: impl FnOnce(&mut NfSocket) -> T,
+) -> (K, T) {
+    let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
+    let (own, other) = pair.expect("a pair of sockets");
+    thread::scope(|scope| {
+        let server = scope.spawn(move || {
+            serve(&other, |messages| answer(&mut kernel, messages));
+            kernel
+        });
+        let mut socket = NfSocket::of(own);
+        let result = work(&mut socket);
+        drop(socket);
+        (server.join().expect("the kernel does not panic"), result)
+    })
+}
+
+fn serve(fd: &OwnedFd, mut answer: impl FnMut(&[Received<'_>]) -> Vec<Vec<u8>>) {
+    setsockopt(fd, sockopt::SndBuf, &BUFFER).expect("a buffer");
+    let mut request = vec![0; 64 << 10];
+    loop {
+        let peek = MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC;
+        let length = recv(fd.as_raw_fd(), &mut request, peek).expect("a request");
+        request.resize(length.max(request.len()), 0);
+        let length = recv(fd.as_raw_fd(), &mut request, MsgFlags::empty()).expect("a request");
+        if length == 0 {
+            return;
+        }
+        let messages: Vec<Received<'_>> = split(&request[..length]).collect();
+        for datagram in answer(&messages) {
+            if send(fd.as_raw_fd(), &datagram, MsgFlags::MSG_NOSIGNAL).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Returns the datagrams of a dump.
+pub(crate) fn dump(sequence: u32, replies: impl IntoIterator<Item = Reply>) -> Vec<Vec<u8>> {
+    let mut datagrams = vec![Messages::new()];
+    let end = (DONE, 0_i32.to_ne_bytes().to_vec());
+    for (kind, body) in replies.into_iter().chain([end]) {
+        if datagrams.last().is_some_and(|last| last.as_bytes().len() + body.len() > DATAGRAM) {
+            datagrams.push(Messages::new());
+        }
+        datagrams.last_mut().expect("one at least").put(kind, MULTI, sequence, &body, |list| list);
+    }
+    datagrams.iter().map(|datagram| datagram.as_bytes().to_vec()).collect()
+}
+
+/// Returns the datagram of one message.
+pub(crate) fn message(kind: u16, sequence: u32, header: &[u8], attributes: &[u8]) -> Vec<u8> {
+    Messages::one(kind, 0, sequence, header, attributes).as_bytes().to_vec()
 }

@@ -6,7 +6,7 @@ use crate::firewall::ContainerElement;
 use crate::host_path::HostRoot;
 use crate::policy::{ContainerScope, Policy};
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// The table of the sets, with its family.
@@ -51,9 +51,11 @@ impl ContainerSets {
         (is_used || !elements.is_empty()).then(|| Self { elements: listed.collect(), left_out })
     }
 
-    /// Adds the paths of the control groups. The node's file system is mounted at `root`.
+    /// Adds the paths of the control groups that are found. The node's file system is mounted at `root`.
     pub(super) fn add_paths(&mut self, root: &Path) {
-        let paths = cgroup_paths(self.elements.iter().map(|element| element.cgroup), root);
+        let Ok(hierarchy) = CgroupHierarchy::find(&HostRoot::new(root)) else { return };
+        let ids: BTreeSet<u64> = self.elements.iter().map(|element| element.cgroup).collect();
+        let (paths, _) = hierarchy.find_paths(ids);
         self.elements.iter_mut().for_each(|element| element.path = paths.get(&element.cgroup).cloned());
     }
 
@@ -108,13 +110,6 @@ impl ElementLine {
             or_none(&self.path),
         ]
     }
-}
-
-/// Returns the paths of the control groups with these IDs, as far as found. The node's file system is mounted at `root`.
-pub(super) fn cgroup_paths(ids: impl IntoIterator<Item = u64>, root: &Path) -> BTreeMap<u64, String> {
-    let ids: BTreeSet<u64> = ids.into_iter().collect();
-    let hierarchy = CgroupHierarchy::find(&HostRoot::new(root)).ok();
-    hierarchy.map(|hierarchy| hierarchy.find_paths(ids).0).unwrap_or_default()
 }
 
 /// The container that sends a packet.

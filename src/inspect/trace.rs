@@ -1,19 +1,18 @@
 //! `trace`: the way of a packet through rules, live ones or those of a policy.
 
-use super::elements::{ContainerSender, cgroup_paths};
+use super::elements::ContainerSender;
 use super::explain::Explanation;
 use super::rules::LiveRules;
 use super::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use super::terminal::{Cell, Screen, TextReport, Tone, first_of, joined};
 use crate::cni::{Code, Error};
-use crate::firewall::{Arrival, ContainerElement, Destination, Hop, InSet, Packet, RulePlace, RulesetView, Sender};
+use crate::firewall::{Arrival, Destination, Hop, Packet, RulePlace, RulesetView, Sender};
 use crate::pod::Pod;
 use crate::policy::{ContainerScope, Policy, Protocol};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::str::FromStr;
 
 /// The origin of a packet as rules see it.
@@ -183,39 +182,31 @@ const MAX_NAMED: usize = 10;
 #[derive(Debug, Clone)]
 pub struct ExcludedSenders<'a> {
     policy: Option<&'a Policy>,
-    /// The names of the containers that bypass the sidecar, with their scopes, and the control groups of live elements.
-    bypassing: Vec<(&'a str, ContainerScope, Option<u64>)>,
-    /// Where the node's file system is mounted, for the levels of control groups.
-    root: Option<&'a Path>,
+    /// The names of the containers that bypass the sidecar, with their scopes.
+    bypassing: Vec<(&'a str, ContainerScope)>,
 }
 
 impl<'a> ExcludedSenders<'a> {
     /// Returns the containers that a policy excludes, while they run.
     #[must_use]
     pub fn planned(policy: &'a Policy) -> Self {
-        let bypassing = policy.containers.iter().map(|one| (&*one.name, one.scope, None)).collect();
-        Self { policy: Some(policy), bypassing, root: None }
+        let bypassing = policy.containers.iter().map(|one| (&*one.name, one.scope)).collect();
+        Self { policy: Some(policy), bypassing }
     }
 
-    /// Returns the containers with live elements. The node's file system is mounted at `root`.
+    /// Returns the containers with live elements.
     #[must_use]
-    pub fn live(rules: &'a LiveRules, root: &'a Path) -> Self {
-        let named = |element: &'a ContainerElement| {
-            Some((&*element.container.as_ref()?.name, element.scope, Some(element.cgroup)))
-        };
-        let bypassing = rules.live.containers.iter().filter_map(named).collect();
-        Self { policy: rules.desired.as_ref().map(|desired| &desired.policy), bypassing, root: Some(root) }
+    pub fn live(rules: &'a LiveRules) -> Self {
+        let elements = rules.live.containers.iter();
+        let bypassing = elements.filter_map(|one| Some((&*one.container.as_ref()?.name, one.scope))).collect();
+        Self { policy: rules.desired.as_ref().map(|desired| &desired.policy), bypassing }
     }
 
-    /// Returns the container called `name`, and its place in the sets.
-    fn named(&self, name: &str) -> (ContainerSender, Option<InSet>) {
+    /// Returns the container called `name`.
+    fn named(&self, name: &str) -> ContainerSender {
         let excluded = self.policy.is_some_and(|policy| policy.container_scope(name).is_some());
-        let place = self.bypassing.iter().filter(|(own, ..)| *own == name).max_by_key(|(_, scope, _)| *scope);
-        let place = place.map(|(_, scope, cgroup)| {
-            let level = cgroup.zip(self.root).and_then(|(cgroup, root)| level(cgroup, root));
-            InSet { scope: *scope, level }
-        });
-        (ContainerSender { name: name.to_owned(), excluded, bypasses: place.map(|place| place.scope) }, place)
+        let bypasses = self.bypassing.iter().filter(|(own, _)| *own == name).map(|(_, scope)| *scope).max();
+        ContainerSender { name: name.to_owned(), excluded, bypasses }
     }
 
     /// Traces the first packet of a connection as [`trace()`]; `container` is the name of the sending container, if known.
@@ -229,36 +220,26 @@ impl<'a> ExcludedSenders<'a> {
         interface: &str,
     ) -> Trace {
         let of = |set| trace(view, from.in_set(set), to, pod_addresses, interface);
-        let Some(name) = container else {
-            let mut traced = of(None);
-            traced.caveats.extend(
-                self.caveat(from, |scope| of(Some(InSet { scope, level: None })).arrives_at != traced.arrives_at),
-            );
-            return traced;
-        };
-        let (sender, place) = self.named(name);
-        Trace { container: Some(sender), ..of(place) }
+        let container = container.map(|name| self.named(name));
+        let mut traced = of(container.as_ref().and_then(|container| container.bypasses));
+        if container.is_none() {
+            traced.caveats.extend(self.caveat(from, |scope| of(Some(scope)).arrives_at != traced.arrives_at));
+        }
+        Trace { container, ..traced }
     }
 
     /// Returns a caveat if the packet arrives elsewhere when an excluded container sends it.
     fn caveat(&self, from: Sender, differs: impl Fn(ContainerScope) -> bool) -> Option<String> {
-        let differing = [ContainerScope::Dns, ContainerScope::All].into_iter().filter(|scope| differs(*scope));
-        let differing: Vec<ContainerScope> = differing.collect();
-        let names: BTreeSet<&str> =
-            self.bypassing.iter().filter(|(_, scope, _)| differing.contains(scope)).map(|(name, ..)| *name).collect();
+        let mut differing = [ContainerScope::Dns, ContainerScope::All].to_vec();
+        differing.retain(|scope| differs(*scope));
+        let differs = self.bypassing.iter().filter(|(_, scope)| differing.contains(scope));
+        let names: BTreeSet<&str> = differs.map(|(name, _)| *name).collect();
         let first = names.first().filter(|_| matches!(from, Sender::Process { .. }))?;
         let listed = first_of(names.iter().map(ToString::to_string), MAX_NAMED, ", ");
         Some(format!(
             "the same packet of an excluded container bypasses the sidecar: {listed}; use --from container={first}"
         ))
     }
-}
-
-/// Returns the level of a control group, if its path is found.
-fn level(cgroup: u64, root: &Path) -> Option<u8> {
-    let paths = cgroup_paths([cgroup], root);
-    let path = paths.get(&cgroup)?;
-    u8::try_from(path.split('/').filter(|part| !part.is_empty()).count()).ok()
 }
 
 /// The inverse of parsing.

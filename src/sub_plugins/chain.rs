@@ -2,10 +2,10 @@
 
 use super::ambient::{EnrolledBy, enrolled_by, labeled_by};
 use super::bounds::ParsedBounds;
+use super::context::StartedWith;
 use super::context::{ListAuthor, Resolvers};
 use super::exclude::Exclude;
 use super::mesh_guard::MeshGuard;
-use super::requests::StartedWith;
 use super::settings::Settings;
 use super::sub_plugin::SubPlugin;
 use crate::cni::{ALLOW, Block, BlockReader, Bounds, Code, Error, REQUEST};

@@ -4,11 +4,11 @@
 use super::ambient::bypasses_inbound;
 use super::chain::{ChainInput, ParsedChain};
 use super::context::FACT_SOURCES;
+use super::context::{Requests, StartedWith};
 use super::decision::{SkipReason, pod_skip_reason};
 use super::grants::selects;
 use super::istio_redirect::{self, OverridingLayers};
 use super::mesh_guard::MeshGuard;
-use super::requests::{Requests, StartedWith};
 use super::sub_plugin::{Note, SubPlugin};
 use crate::cni::{Block, Code, Error};
 use crate::pod::well_known::INTERCEPTION_MODE;

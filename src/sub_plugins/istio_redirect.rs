@@ -2,10 +2,10 @@
 //! the pod's annotations, `args.cni`, the proxy's container, the blocks of the sub-plugin chain.
 
 use super::chain::ParsedBlock;
+use super::context::Requests;
 use super::context::name_of;
 use super::ids::IdKind;
 use super::pod_networks::PodInterfaces;
-use super::requests::Requests;
 use super::settings::Settings;
 use super::sub_plugin::Note;
 use super::sub_plugin::{SettingSource, SubPlugin};

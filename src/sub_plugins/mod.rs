@@ -19,7 +19,6 @@ mod ignored;
 mod istio_redirect;
 mod mesh_guard;
 mod pod_networks;
-mod requests;
 mod run;
 mod settings;
 mod sub_plugin;
@@ -28,9 +27,9 @@ mod tests;
 mod uid_exclude;
 mod values;
 
-pub use ambient::{EnrolledBy, bypasses_inbound, enrolled_by, is_meshed, labeled_by};
+pub use ambient::{EnrolledBy, bypasses_inbound, enrolled_by, is_meshed};
 pub use chain::{ChainInput, NeededFacts, executables, wants};
-pub use context::Resolvers;
+pub use context::{Resolvers, StartedWith};
 pub use decision::{
     ConsideredRule, Decision, SkipReason, considered, pod_skip_reason, requested_injection, skip_reason,
 };
@@ -38,7 +37,7 @@ pub use guarded::{UNGUARDED, guards};
 pub use ids::{namespace_uids, trusts_namespaces};
 pub use ignored::{Ignored, ignored, missing_sub_plugin};
 pub use pod_networks::{default_interface, own_addresses};
-pub use requests::StartedWith;
+
 pub use run::{ChainOutput, RepeatedOutput, check, explain, run_again};
 pub use settings::{setting_annotations, setting_values};
 pub use sub_plugin::{DecidedRequest, Note, Origins, SettingSource, Severity, SubPlugin};

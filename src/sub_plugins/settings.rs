@@ -5,8 +5,8 @@
 //! pods set it, add an annotation to [`crate::pod::well_known`] and to the entry.
 
 use super::context::AnnotationValue;
+use super::context::Requests;
 use super::ids::IdKind;
-use super::requests::Requests;
 use super::sub_plugin::Note;
 use super::values::{self, parse_bool};
 use crate::cni::{BlockReader, Error, ItemList, at_most};

@@ -187,51 +187,6 @@ fn the_picture_and_traces_of_an_ambient_pod_show_ztunnel() {
     assert!(notes.contains("bypass-inbound-capture is true: inbound connections bypass ztunnel"), "{notes}");
 }
 
-/// Why a pod is not in the ambient mesh although a label or istio-cni suggests it.
-#[test]
-fn a_pod_that_is_not_enrolled_has_a_note_about_its_label() {
-    // The pod, the label of its namespace, and the expected note.
-    let rows: [(Case, &str, &str); 4] = [
-        (
-            ("none", |pod, conf| {
-                ambient(pod, conf);
-                pod["metadata"]["labels"] = json!({ "istio.io/dataplane-mode": "none" });
-            }),
-            "ambient",
-            "label istio.io/dataplane-mode of the pod is none, which overrides that of the namespace",
-        ),
-        (
-            ("sidecar", |_, _| ()),
-            "ambient",
-            "label istio.io/dataplane-mode of the namespace is ambient, but the pod has a sidecar, which takes precedence",
-        ),
-        (
-            ("redirected", |pod, conf| {
-                ambient(pod, conf);
-                pod["metadata"]["labels"] = json!({});
-                annotate(pod, "ambient.istio.io/redirection", "enabled");
-            }),
-            "other",
-            "annotation ambient.istio.io/redirection is \"enabled\", but no label istio.io/dataplane-mode enrolls the pod \
-             in the ambient mesh: exclusions do not apply",
-        ),
-        (("plain", |_, _| ()), "none", ""),
-    ];
-    for ((name, case), of_namespace, wanted) in rows {
-        let (mut pod, mut conf) = (pod(), conf());
-        case(&mut pod, &mut conf);
-        let mut namespace = namespace(&pod["metadata"]["namespace"]);
-        namespace["metadata"]["labels"] = json!({ "istio.io/dataplane-mode": of_namespace });
-        let conf = file(&format!("not-enrolled-{name}.conf"), &conf.to_string());
-        let namespace = file(&format!("not-enrolled-{name}.json"), &namespace.to_string());
-        let arguments = ["explain", "-f", "-", "--config", &conf, "--namespace-file", &namespace, "-o", "json"];
-        let report = detour(&arguments, &pod.to_string(), &[]).json();
-        let notes: Vec<_> = report["notes"].as_array().expect("notes").iter().filter_map(Value::as_str).collect();
-        let of_mesh: Vec<_> = notes.iter().filter(|note| note.contains("dataplane-mode")).collect();
-        assert_eq!(of_mesh.first().map_or("", |note| note), wanted, "{name}: {notes:?}");
-    }
-}
-
 /// Multus runs a file in the directory of its network's name for every pod.
 #[test]
 fn a_file_of_multus_chain_applies_to_pods_that_select_no_network() {

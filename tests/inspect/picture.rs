@@ -27,10 +27,10 @@ fn the_picture_is_self_contained() {
     let native = explain("native-picture", native, &["--format", "svg"]).stdout;
     for text in [
         "native sidecar",
-        "TCP to port 443",
-        "set by the pod's annotation detour.io/exclude-outbound-ports-for-uids",
-        "set by the configuration (chain[1])",
-        "set by the pod's annotation detour.io/exclude-uids",
+        "tcp port 443",
+        "pod, detour.io/exclude-outbound-ports-for-uids",
+        "configuration, chain[1]",
+        "pod, detour.io/exclude-uids",
     ] {
         assert!(native.contains(&format!(">{text}<")), "{text}, whole: {native}");
     }
@@ -52,7 +52,7 @@ fn long_texts_of_a_picture_have_a_tooltip() {
     for (line, whole) in [
         ("Pod shop/nnn", format!("Pod shop/{}", "n".repeat(200))),
         ("inbound, except 8000", format!("inbound, except {ports}")),
-        ("TCP and UDP to ports 8000", format!("TCP and UDP to ports {ports}")),
+        ("tcp and udp ports 8000", format!("tcp and udp ports {ports}")),
     ] {
         let is_it = |drawn: &&str| drawn.starts_with("<text ") && drawn.contains(&format!(">{line}"));
         let drawn = svg.lines().find(is_it).expect(line);

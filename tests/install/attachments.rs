@@ -57,30 +57,7 @@ fn an_invalid_list_of_attachments_or_name_is_refused() {
         let stderr = scene.ends(2, "install", &["--chained=false", &attachments(&scene)]);
         assert!(stderr.contains(why) && stderr.contains("--attachments"), "{text}: {stderr}");
     }
-    let long = |flag: &str, length: usize| format!("--{flag}={}", "a".repeat(length));
-    for (argument, why) in [
-        (long("conf-name", 240), "expected at most 239 bytes, got 240"),
-        (long("name", 240), "expected at most 239 bytes, got 240"),
-    ] {
-        let stderr = scene.ends(2, "install", &["--chained=false", &argument]);
-        assert!(stderr.contains(why), "{stderr}");
-    }
-    let config = scene.config("c", &json!({"name": "a".repeat(175)}));
-    let stderr = scene.ends(2, "install", &["--chained=false", &config]);
-    assert!(stderr.contains("--config: name: expected a text of at most 174 bytes"), "{stderr}");
     fs::write(&list, before[Path::new("config/attachments.json")].0.clone()).expect("written");
-    assert_eq!(scene.files(), before);
-}
-
-#[test]
-fn the_longest_accepted_names_can_be_installed() {
-    let scene = scene("attachments-long");
-    let before = scene.files();
-    let long = |flag: &str, length: usize, end: &str| format!("--{flag}={}{end}", "a".repeat(length - end.len()));
-    let config = scene.config("c", &json!({"name": "a".repeat(174)}));
-    let names = [config, long("conf-name", 239, ".conf"), long("name", 239, "")];
-    scene.ok("install", &[&["--chained=false"], &names.each_ref().map(String::as_str)[..]].concat());
-    scene.ok("uninstall", &[]);
     assert_eq!(scene.files(), before);
 }
 

@@ -110,7 +110,7 @@ fn a_file_of_another_owner_is_never_replaced() {
     let foreign = [
         (OPENSHIFT_CONF, r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni"}"#, "IstioCNI of an operator"),
         (OPENSHIFT_CONF, r#"{"name":"istio-cni","type":"other"}"#, "a configuration of the plugin \"other\""),
-        ("var/lib/cni/bin/istio-cni", "another's program", "install without the name \"istio-cni\""),
+        ("var/lib/cni/bin/istio-cni", "another's program", "install without this name"),
         ("var/lib/cni/detour/node.json", r#"{"pinned": "uid-exclude"}"#, "move its settings to the file of --config"),
     ];
     for (path, text, hint) in foreign {

@@ -89,9 +89,9 @@ fn a_file_that_stops_the_whole_chain_makes_the_installation_incomplete() {
     // libcni reads each entry that is no directory.
     let foreign = scene.path(FOREIGN);
     for (make, wanted) in [
-        ((|path| symlink("/missing", path).expect("linked")) as fn(&Path), "expected a file, got a symbolic link"),
-        (|path| symlink(".", path).expect("linked"), "expected a file, got a symbolic link"),
-        (|path| drop(UnixListener::bind(path).expect("bound")), "expected a file, got a device, socket or pipe"),
+        ((|path| symlink("/missing", path).expect("linked")) as fn(&Path), "No such file or directory"),
+        (|path| symlink(".", path).expect("linked"), "expected a regular file, got a directory"),
+        (|path| drop(UnixListener::bind(path).expect("bound")), "No such device or address"),
     ] {
         fs::remove_file(&foreign).expect("removed");
         make(&foreign);

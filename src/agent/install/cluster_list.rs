@@ -2,7 +2,7 @@
 //! instead, the own list.
 
 use super::conflist::{ConfList, UnusableList, list_name};
-use super::plan::{Change, ConfFile, Content, DesiredFile, FileAction, FoundState, InstallPlan, ListEntry, OWN_LIST};
+use super::plan::{Change, ConfFile, Content, DesiredFile, FoundState, InstallPlan, ListEntry, OWN_LIST};
 use super::record::{Digest, FileRecord, Role, with_newest};
 use crate::cni::CNI_CONF_DIR;
 use crate::host_path::HostPath;
@@ -39,24 +39,59 @@ impl<'a> ClusterList<'a> {
         self.desired.dir.join(name)
     }
 
-    fn text(&self, name: &str) -> &'a str {
-        self.found.files.get(&self.path(name)).and_then(|file| file.text.as_deref()).unwrap_or_default()
-    }
-
-    /// Adds the entry to a copy of the list, if that is desired and runtimes would use the copy; otherwise to the list.
+    /// Adds the entry to a copy of the list, if that is desired and runtimes would use the copy; otherwise to the list that
+    /// is really called. The last copy stays if its source is missing or unusable.
     pub(super) fn plan(&self, plan: &mut InstallPlan) {
-        let sources = self.sources();
-        match self.obstacle(&sources).filter(|_| self.desired.own_list) {
-            None if self.desired.own_list => self.copy(&sources, plan),
-            obstacle => {
-                plan.notes.extend(obstacle.map(|obstacle| {
-                    let path = self.path(OWN_LIST);
-                    format!(
-                        "{path}: not written, the plugin's entry is in the cluster network's list instead: {obstacle}"
-                    )
-                }));
-                self.edit(&sources, plan);
+        let (sources, own) = (self.sources(), self.path(OWN_LIST));
+        let obstacle = self.desired.own_list.then(|| self.obstacle(&sources)).flatten();
+        let copies = self.desired.own_list && obstacle.is_none();
+        plan.notes.extend(obstacle.map(|obstacle| {
+            format!("{own}: not written, the plugin's entry is in the cluster network's list instead: {obstacle}")
+        }));
+        let recorded = self.found.record.files.get(&own).and_then(|file| file.source.as_deref());
+        let last = recorded.filter(|_| copies).zip(ConfList::parse(self.found.text(&own)).ok());
+        let multus = if copies { None } else { self.multus(&sources) };
+        let called = match &multus {
+            Some((_, MultusCall::File(name))) => Some(name.as_str()),
+            Some((file, MultusCall::Elsewhere(list))) if self.desired.file.is_none() => {
+                plan.notes.push(format!("{}: skipped: {}", self.path(file), UnusableList::Multus));
+                plan.waits_for = Some(format!(
+                    "the cluster network's list in {}: {} calls {list}; set --conf-dir (cniConfDir) to its directory, or \
+                     use an attachment (--chained=false)",
+                    self.desired.dir,
+                    self.path(file)
+                ));
+                return;
             }
+            _ => None,
+        };
+        let (target, skipped) = self.choose(&sources, self.desired.file.as_deref().or(called), copies);
+        plan.notes.extend(skipped.iter().map(|(name, why)| format!("{}: skipped: {why}", self.path(name))));
+        // Another process may just be writing the list that was copied: a later one does not take its place.
+        let target = target.filter(|(name, _)| last.as_ref().is_none_or(|(source, _)| name <= source));
+        let Some((name, list)) = target else {
+            plan.waits_for = Some(self.missing(copies, &skipped, last.as_ref().map(|(source, _)| *source)));
+            if let Some((source, list)) = last {
+                self.write_copy(&list, source, plan);
+            }
+            return;
+        };
+        if self.has_other_programs(name, list, plan) {
+            return;
+        }
+        self.note_other_meshes(name, list, plan);
+        if copies {
+            // An earlier installation may have added its entry to the list itself.
+            return self.write_copy(&list.without(self.kind()), name, plan);
+        }
+        self.write_entry(name, list, multus.is_some(), plan);
+        if let Some((file, MultusCall::Embedded(false))) = multus {
+            let (file, path) = (self.path(file), self.path(&list_name(name)));
+            plan.waits_for = Some(format!(
+                "the plugin's entry in the key delegates of {file}: Multus calls this copy of the cluster network's list, \
+                 which lacks the plugin, so pods start without rules; restart Multus, which then copies {path}, or \
+                 replace delegates by \"clusterNetwork\": \"{path}\""
+            ));
         }
     }
 
@@ -77,7 +112,7 @@ impl<'a> ClusterList<'a> {
             match pod_network(file) {
                 // Multus invalidates its file when it ends, and truncates it when it starts.
                 Err(error) if error == UnusableList::Multus || name.contains("multus") => {
-                    let is_named = self.text(name).contains(OWN_LIST);
+                    let is_named = self.found.text(&self.path(name)).contains(OWN_LIST);
                     let restart =
                         if is_named { "; restart Multus on this node: its file names the own list" } else { "" };
                     return Some(format!("runtimes would bypass Multus ({name}){restart}"));
@@ -92,113 +127,43 @@ impl<'a> ClusterList<'a> {
         Some(format!("runtimes would bypass Multus ({program}); if it is not used, remove its program"))
     }
 
-    /// Adds the entry to a copy of the list. The last copy stays if its source is missing or unusable.
-    fn copy(&self, sources: &Sources<'a>, plan: &mut InstallPlan) {
+    fn write_copy(&self, list: &ConfList, source: &str, plan: &mut InstallPlan) {
         let mut entry = self.desired.value.clone();
         entry[CNI_CONF_DIR] = self.desired.dir.to_string().into();
-        let last = ConfList::parse(self.text(OWN_LIST)).ok();
-        let recorded = self.found.record.files.get(&self.path(OWN_LIST)).and_then(|file| file.source.as_deref());
-        let last = last.zip(recorded);
-        let (target, skipped) = self.choose(sources, self.desired.file.as_deref(), true);
-        self.note_skipped(&skipped, plan);
-        // Another process may just be writing the list that was copied: a later one does not take its place.
-        match target.filter(|(name, _)| last.as_ref().is_none_or(|(_, source)| name <= source)) {
-            Some((name, list)) => {
-                if !self.has_other_programs(name, list, plan) {
-                    self.note_other_meshes(name, list, plan);
-                    // An earlier installation may have added its entry to the list itself.
-                    self.write_copy(&list.without(self.kind()).with(&entry), name, plan);
-                }
-            }
-            None => {
-                plan.waits_for = Some(self.missing("copied", &skipped, recorded.filter(|_| last.is_some())));
-                if let Some((list, source)) = last {
-                    self.write_copy(&list.with(&entry), source, plan);
-                }
-            }
-        }
-    }
-
-    fn write_copy(&self, list: &ConfList, source: &str, plan: &mut InstallPlan) {
-        let path = self.path(OWN_LIST);
-        let content = Content::Text(list.text());
+        let (path, content) = (self.path(OWN_LIST), Content::Text(list.with(&entry).text()));
         plan.write(&DesiredFile { path: path.clone(), role: Role::OwnList, content }, self.found);
         if let Some(record) = plan.record.files.get_mut(&path) {
             (record.plugin, record.source) = (Some(self.kind().to_owned()), Some(source.to_owned()));
         }
     }
 
-    /// Adds the entry to the list that is really called.
-    fn edit(&self, sources: &Sources<'a>, plan: &mut InstallPlan) {
-        let multus = self.multus(sources);
-        let called = match &multus {
-            Some((_, MultusCall::File(name))) => Some(name.as_str()),
-            Some((file, MultusCall::Elsewhere(list))) if self.desired.file.is_none() => {
-                self.note_skipped(&vec![(*file, UnusableList::Multus)], plan);
-                let (dir, file) = (&self.desired.dir, self.path(file));
-                plan.waits_for = Some(format!(
-                    "the cluster network's list in {dir}: {file} calls {list}; set --conf-dir (cniConfDir) to its \
-                     directory, or use an attachment (--chained=false)"
-                ));
-                return;
-            }
-            _ => None,
-        };
-        let (target, skipped) = self.choose(sources, self.desired.file.as_deref().or(called), false);
-        self.note_skipped(&skipped, plan);
-        let Some((name, list)) = target else {
-            plan.waits_for = Some(self.missing("extended", &skipped, None));
-            return;
-        };
-        if self.has_other_programs(name, list, plan) {
-            return;
-        }
-        self.note_other_meshes(name, list, plan);
-        self.write_entry(name, list, multus.is_some(), plan);
-        if let Some((file, MultusCall::Embedded(false))) = multus {
-            let (file, path) = (self.path(file), self.path(&list_name(name)));
-            plan.waits_for = Some(format!(
-                "the plugin's entry in the key delegates of {file}: Multus calls this copy of the cluster network's list, \
-                 which lacks the plugin, so pods start without rules; restart Multus, which then copies {path}, or \
-                 replace delegates by \"clusterNetwork\": \"{path}\""
-            ));
-        }
-    }
-
     /// Writes the list with the entry if it differs. A list that is made of a single configuration replaces that; runtimes
     /// use the single configuration until it is removed: its name sorts first.
     fn write_entry(&self, name: &str, list: &ConfList, beside_multus: bool, plan: &mut InstallPlan) {
-        let (single, path) = (self.path(name), self.path(&list_name(name)));
-        let earlier = self.found.record.files.get(&path);
-        let current = self.found.files.get(&path);
-        if single != path {
-            if beside_multus || self.multus_program().is_some() {
-                plan.refused = Some(format!(
-                    "can't add the plugin to {single}: it is a single configuration, which a list would replace, and Multus \
-                     may name it; make it a list ({path}) with the tool that writes it, or use an attachment \
-                     (--chained=false)"
-                ));
-                return;
-            }
-            if let Some(file) = current.filter(|_| earlier.is_none()) {
-                return plan.refuse(&path, Role::Entry, file);
-            }
+        let (single, path, kind) = (self.path(name), self.path(&list_name(name)), self.kind());
+        let (earlier, is_single) = (self.found.record.files.get(&path), single != path);
+        if is_single && (beside_multus || self.multus_program().is_some()) {
+            plan.refused = Some(format!(
+                "can't add the plugin to {single}: it is a single configuration, which a list would replace, and Multus \
+                 may name it; make it a list ({path}) with the tool that writes it, or use an attachment (--chained=false)"
+            ));
+            return;
         }
-        let (kind, desired) = (self.kind(), Digest::of_value(&self.desired.value));
-        let is_ours = |digest: &Digest| earlier.is_some_and(|record| record.sha256.contains(digest));
+        if let Some(file) = self.found.files.get(&path).filter(|_| is_single && earlier.is_none()) {
+            return plan.refuse(&path, Role::Entry, file);
+        }
         let existing = self.found.configurations.get(&path.name()).and_then(|file| file.list.as_ref().ok());
         let entries = existing.map(|list| list.digests(kind)).unwrap_or_default();
-        let action = |path: &HostPath, change| {
-            let before = self.found.files.get(path).and_then(|file| file.text.clone());
-            FileAction { path: path.clone(), role: Role::Entry, change, before }
-        };
-        if entries != slice::from_ref(&desired) || single != path {
+        let desired = Digest::of_value(&self.desired.value);
+        if is_single || entries != slice::from_ref(&desired) {
             let mode = self.found.files.get(&single).map_or(Role::Entry.mode(), |file| file.mode);
-            plan.actions.push(action(&path, Change::Text(list.with(&self.desired.value).text(), mode)));
+            let change = Change::Text(list.with(&self.desired.value).text(), mode);
+            plan.actions.push(self.found.action(&path, Role::Entry, change));
         }
-        if single != path {
-            plan.actions.push(action(&single, Change::Remove));
+        if is_single {
+            plan.actions.push(self.found.action(&single, Role::Entry, Change::Remove));
         }
+        let is_ours = |digest: &Digest| earlier.is_some_and(|record| record.sha256.contains(digest));
         let sha256 = with_newest(entries.into_iter().filter(is_ours), desired);
         let record = FileRecord { role: Role::Entry, sha256, plugin: Some(kind.to_owned()), source: None };
         plan.record.files.insert(path, record);
@@ -214,28 +179,27 @@ impl<'a> ClusterList<'a> {
     fn multus(&self, sources: &Sources<'a>) -> Option<(&'a str, MultusCall)> {
         let used = |(_, file): &&(&str, &ConfFile)| matches!(pod_network(file), Ok(_) | Err(UnusableList::Multus));
         let (file, _) = sources.iter().find(used).filter(|(_, file)| pod_network(file).is_err())?;
-        let conf: Value = serde_json::from_str(self.text(file)).ok()?;
+        let conf: Value = serde_json::from_str(self.found.text(&self.path(file))).ok()?;
         let conf = if conf["plugins"].is_array() { &conf["plugins"][0] } else { &conf };
         let network = conf["clusterNetwork"].as_str().unwrap_or_default();
-        let call = if network.contains('/') {
-            let on_node = network.strip_prefix("/host").filter(|path| path.starts_with('/'));
-            let mut paths = [Some(network), on_node].into_iter().flatten().filter_map(HostPath::new);
-            match paths.find(|path| path.parent() == self.desired.dir || *path == self.desired.dir) {
-                // The directory stands for its first list. The own list is removed here, and Multus must be restarted.
-                Some(path) if path == self.desired.dir || path.name() == OWN_LIST => return None,
-                Some(path) => MultusCall::File(path.name()),
-                None => MultusCall::Elsewhere(network.to_owned()),
-            }
-        } else if network.is_empty() {
+        let named = |(_, file): &&(&str, &ConfFile)| file.list.as_ref().is_ok_and(|list| list.name() == network);
+        let call = if network.is_empty() {
             let delegate = &conf["delegates"][0];
             let plugins = delegate["plugins"].as_array().into_iter().flatten().chain(iter::once(delegate));
             MultusCall::Embedded(plugins.into_iter().any(|plugin| plugin["type"] == self.kind()))
+        } else if let Some((name, _)) = sources.iter().find(named) {
+            MultusCall::File((*name).to_owned())
         } else {
-            let named = |(_, file): &&(&str, &ConfFile)| file.list.as_ref().is_ok_and(|list| list.name() == network);
-            sources.iter().find(named).map_or_else(
-                || MultusCall::Elsewhere(format!("the network {network:?}")),
-                |(name, _)| MultusCall::File((*name).to_owned()),
-            )
+            // In the container of Multus, the node is below /host.
+            let mut paths =
+                [Some(network), network.strip_prefix("/host")].into_iter().flatten().filter_map(HostPath::new);
+            let dir = &self.desired.dir;
+            match paths.find(|path| path == dir || path.parent() == *dir) {
+                // The directory stands for its first list. The own list is removed here, and Multus must be restarted.
+                Some(path) if path == *dir || path.name() == OWN_LIST => return None,
+                Some(path) => MultusCall::File(path.name()),
+                None => MultusCall::Elsewhere(network.to_owned()),
+            }
         };
         Some((*file, call))
     }
@@ -251,19 +215,20 @@ impl<'a> ClusterList<'a> {
         if others.is_empty() || has_one(&here) {
             return false;
         }
-        plan.refused = match self.found.programs.iter().find(|(_, names)| has_one(names)) {
-            Some((directory, _)) => Some(format!(
-                "can't install the program: the runtime has the plugins of {list_path} in {directory}; select this \
-                 directory (--bin-dir {directory}, cniBinDir)"
-            )),
-            None if here.iter().any(|name| !is_own(name)) => Some(format!(
-                "can't install the program: {own} has other plugins, but none of {list_path} ({}); select the directory \
-                 in which the runtime finds them (--bin-dir, cniBinDir)",
+        let why = match self.found.programs.iter().find(|(_, names)| has_one(names)) {
+            Some((directory, _)) => format!(
+                "the runtime has the plugins of {list_path} in {directory}; select this directory (--bin-dir {directory}, \
+                 cniBinDir)"
+            ),
+            None if here.iter().any(|name| !is_own(name)) => format!(
+                "{own} has other plugins, but none of {list_path} ({}); select the directory in which the runtime finds \
+                 them (--bin-dir, cniBinDir)",
                 others.join(", ")
-            )),
-            None => None,
+            ),
+            None => return false,
         };
-        plan.refused.is_some()
+        plan.refused = Some(format!("can't install the program: {why}"));
+        true
     }
 
     /// Returns the first file by name that configures a pod network, as runtimes do, or the file `named`, and the files that
@@ -291,42 +256,34 @@ impl<'a> ClusterList<'a> {
             });
             match usable {
                 Ok(list) => return (Some((name, list)), skipped),
-                Err(error) => {
-                    let may_be_used = matches!(error, UnusableList::Unsupported(_));
-                    skipped.push((name, error));
-                    if may_be_used {
-                        break;
-                    }
-                }
+                Err(error) => skipped.push((name, error)),
+            }
+            if let Some((_, UnusableList::Unsupported(_))) = skipped.last() {
+                break;
             }
         }
         (None, skipped)
     }
 
-    fn note_skipped(&self, skipped: &Skipped<'_>, plan: &mut InstallPlan) {
-        let note = |(name, reason): &(&str, UnusableList)| format!("{}: skipped: {reason}", self.path(name));
-        plan.notes.extend(skipped.iter().map(note));
-    }
-
-    /// Returns what the installation waits for if no list can be `changed` (copied or extended), with the next step.
-    /// `copied` is the source of the last copy, which pods start with.
-    fn missing(&self, changed: &str, skipped: &Skipped<'_>, copied: Option<&str>) -> String {
-        let last = if copied.is_some() { "; pods start with the last copy" } else { "" };
+    /// Returns what the installation waits for if no list can be copied or extended, with the next step. `source` is that
+    /// of the last copy, which pods start with.
+    fn missing(&self, copies: bool, skipped: &Skipped<'_>, source: Option<&str>) -> String {
+        let last = if source.is_some() { "; pods start with the last copy" } else { "" };
         if let Some((name, reason @ UnusableList::Unsupported(_))) = skipped.last() {
-            let path = self.path(name);
+            let (changed, path) = (if copies { "copied" } else { "extended" }, self.path(name));
             return format!(
                 "a list that can be {changed}: runtimes may use {path} ({reason}){last}; change or remove this file"
             );
         }
+        let named = self.desired.file.as_deref().or(source);
+        let what =
+            named.map_or_else(|| "the cluster network's configuration".to_owned(), |name| format!("a valid {name}"));
         let (dir, own) = (&self.desired.dir, self.path(OWN_LIST));
-        let check = "check the pods of the cluster network on this node";
-        match (self.desired.file.as_deref().or(copied), copied) {
-            (Some(name), Some(_)) => {
-                format!("a valid {name} in {dir}{last} of it; {check}; to copy another list now, delete {own}")
-            }
-            (Some(name), None) => format!("a valid {name} in {dir}; {check}"),
-            (None, _) => format!("the cluster network's configuration in {dir}; {check}"),
-        }
+        let next = match source {
+            Some(_) => format!(" of it; to copy another list now, delete {own}"),
+            None => String::new(),
+        };
+        format!("{what} in {dir}{last}{next}; check the pods of the cluster network on this node")
     }
 
     /// Notes the other plugins in the list that redirect traffic to a mesh.

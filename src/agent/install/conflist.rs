@@ -2,7 +2,7 @@
 //! is removed. The order of keys stays the same, the formatting does not.
 
 use super::record::Digest;
-use crate::cni::{CNI_CONF_DIR, ONLY_INLINED, excerpt, has_only_inlined, version};
+use crate::cni::{CNI_CONF_DIR, ONLY_INLINED, excerpt, version};
 use serde_json::{Map, Value};
 use std::mem;
 
@@ -34,12 +34,25 @@ pub struct ConfList {
 }
 
 impl ConfList {
-    /// Parses a file of a directory that runtimes read: a list, or the list that is made of a single plugin.
+    /// Parses a file of a directory that runtimes read: a list, or a single plugin, which becomes a list of the same name
+    /// and version. Both are part of the state that the plugin and its IPAM plugin save on the node. Beside a single plugin,
+    /// runtimes ignore the files in the directory of the network's name; the list tells them to ignore them too.
     ///
     /// # Errors
     /// A runtime would reject the file, or it has a feature that this parser does not support.
     pub fn of_file(name: &str, text: &str) -> Result<Self, UnusableList> {
-        if name.ends_with(LIST_SUFFIX) { Self::parse(text) } else { Self::of_single(text) }
+        if name.ends_with(LIST_SUFFIX) {
+            return Self::parse(text);
+        }
+        let plugin = object(text)?;
+        if plugin.get("type").and_then(Value::as_str).is_none_or(str::is_empty) {
+            return Err(missing(&plugin, "type", "; a configuration list belongs in a .conflist file"));
+        }
+        let copied = |key: &str| plugin.get(key).map(|value| (key.to_owned(), value.clone()));
+        let mut keys: Map<String, Value> = ["cniVersion", "name"].into_iter().filter_map(copied).collect();
+        keys.insert(ONLY_INLINED.into(), true.into());
+        keys.insert(PLUGINS.into(), vec![Value::Object(plugin)].into());
+        Self::of_keys(keys)
     }
 
     /// Parses a list.
@@ -47,18 +60,18 @@ impl ConfList {
     /// # Errors
     /// As [`Self::of_file`].
     pub fn parse(text: &str) -> Result<Self, UnusableList> {
-        let mut keys = object(text)?;
+        object(text).and_then(Self::of_keys)
+    }
+
+    fn of_keys(mut keys: Map<String, Value>) -> Result<Self, UnusableList> {
         if !keys.get("name").is_some_and(Value::is_string) {
-            return Err(missing("name"));
+            return Err(missing(&keys, "name", ""));
         }
         let plugins = match keys.get_mut(PLUGINS).map(mem::take) {
             Some(Value::Array(plugins)) => plugins,
             None => Vec::new(),
-            Some(_) => return Err(missing(PLUGINS)),
+            Some(_) => return Err(missing(&keys, PLUGINS, "")),
         };
-        if plugins.is_empty() && has_only_inlined(&keys) {
-            return Err(missing(PLUGINS));
-        }
         if plugins.is_empty() {
             // libcni 1.3
             let what = "expected plugins in the list itself, got a list with files in the directory of its name, or \
@@ -69,24 +82,6 @@ impl ConfList {
             Some(index) => Err(UnusableList::Invalid(format!("plugins[{index}]: missing key \"type\""))),
             None => Ok(Self { keys, plugins }),
         }
-    }
-
-    /// Converts the configuration of a single plugin to a list of the same name and version. Both are part of the state
-    /// that the plugin and its IPAM plugin save on the node. Beside a single plugin, runtimes ignore the files in the
-    /// directory of the network's name; the list tells them to ignore them too.
-    fn of_single(text: &str) -> Result<Self, UnusableList> {
-        let plugin = object(text)?;
-        if plugin.get("type").and_then(Value::as_str).is_none_or(str::is_empty) {
-            let what = "missing key \"type\"; a configuration list belongs in a .conflist file";
-            return Err(UnusableList::Invalid(what.into()));
-        }
-        let name = plugin.get("name").filter(|name| name.is_string()).ok_or_else(|| missing("name"))?.clone();
-        let version = plugin.get("cniVersion").map(|version| ("cniVersion".to_owned(), version.clone()));
-        let mut keys: Map<String, Value> = version.into_iter().collect();
-        keys.insert("name".into(), name);
-        keys.insert(ONLY_INLINED.into(), true.into());
-        keys.insert(PLUGINS.into(), Value::Null);
-        Ok(Self { keys, plugins: vec![plugin.into()] })
     }
 
     /// Refuses a list that may come first in the directory and is not the cluster network.
@@ -178,31 +173,24 @@ fn kind_of(plugin: &Value) -> &str {
     plugin["type"].as_str().unwrap_or_default()
 }
 
-fn missing(key: &str) -> UnusableList {
-    UnusableList::Invalid(format!("missing key {key:?}"))
-}
-
-fn object(text: &str) -> Result<Map<String, Value>, UnusableList> {
-    let invalid = |why: &dyn std::fmt::Display| UnusableList::Invalid(format!("invalid JSON: {why}"));
-    match serde_json::from_str::<Value>(text) {
-        Ok(Value::Object(keys)) => match keys.keys().find(|key| is_in_other_case(key)) {
-            Some(key) => Err(UnusableList::Unsupported(format!(
-                "key {key:?} in another case than that of the CNI specification; runtimes may accept it"
-            ))),
-            None => Ok(keys),
-        },
-        Ok(_) => Err(UnusableList::Invalid("expected a JSON object".into())),
-        // Another process is writing it, or was killed while writing.
-        Err(_) if text.trim().is_empty() => Err(UnusableList::Invalid("empty file".into())),
-        Err(_) if text.starts_with('\u{feff}') => Err(invalid(&"byte order mark at the start")),
-        Err(error) => Err(invalid(&error)),
+/// Returns the error of a missing key. Go ignores the case of keys, so runtimes may use a file that has it in another case.
+fn missing(keys: &Map<String, Value>, key: &str, hint: &str) -> UnusableList {
+    match keys.keys().find(|found| *found != key && found.eq_ignore_ascii_case(key)) {
+        Some(found) => UnusableList::Unsupported(format!("expected the key {key:?}, got {found:?}")),
+        None => UnusableList::Invalid(format!("missing key {key:?}{hint}")),
     }
 }
 
-/// Whether a key is one that runtimes read, in another case, which Go ignores.
-fn is_in_other_case(key: &str) -> bool {
-    let read = ["cniVersion", "cniVersions", "name", "plugins", "type"];
-    read.iter().any(|known| *known != key && known.eq_ignore_ascii_case(key))
+fn object(text: &str) -> Result<Map<String, Value>, UnusableList> {
+    let invalid = |why: &str| UnusableList::Invalid(why.to_owned());
+    match serde_json::from_str(text) {
+        Ok(Value::Object(keys)) => Ok(keys),
+        Ok(_) => Err(invalid("expected a JSON object")),
+        // Another process is writing it, or was killed while writing.
+        Err(_) if text.trim().is_empty() => Err(invalid("empty file")),
+        Err(_) if text.starts_with('\u{feff}') => Err(invalid("invalid JSON: byte order mark at the start")),
+        Err(error) => Err(invalid(&format!("invalid JSON: {error}"))),
+    }
 }
 
 #[cfg(test)]
@@ -252,8 +240,6 @@ mod tests {
             (" \n", "empty file"),
             ("[]", "expected a JSON object"),
             (r#"{"plugins":[{"type":"a"}]}"#, "missing key \"name\""),
-            (r#"{"name":"n","loadOnlyInlinedPlugins":true}"#, "missing key \"plugins\""),
-            (r#"{"name":"n","loadOnlyInlinedPlugins":"True"}"#, "missing key \"plugins\""),
             (r#"{"name":"n","plugins":{}}"#, "missing key \"plugins\""),
             (r#"{"name":"n","plugins":[{"type":"a"},{}]}"#, "plugins[1]: missing key \"type\""),
             (r#"{"name":"n","plugins":["a"]}"#, "plugins[0]: missing key \"type\""),
@@ -274,6 +260,7 @@ mod tests {
         for text in [
             r#"{"name":"n"}"#,
             r#"{"name":"n","plugins":[]}"#,
+            r#"{"name":"n","loadOnlyInlinedPlugins":true}"#,
             r#"{"NAME":"n","plugins":[{"type":"a"}]}"#,
             r#"{"name":"n","Plugins":[{"type":"a"}]}"#,
         ] {

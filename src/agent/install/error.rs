@@ -7,17 +7,8 @@ use std::io::{self, ErrorKind};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InstallError {
     /// A file operation failed.
-    #[error("can't {operation} {path}: {cause}{hint}")]
-    File {
-        /// The operation, as a verb.
-        operation: &'static str,
-        /// The file.
-        path: HostPath,
-        /// The error of the file system.
-        cause: String,
-        /// The next step, with a leading `; `; empty if unknown.
-        hint: &'static str,
-    },
+    #[error("{0}")]
+    File(String),
     /// The installation record can't be parsed.
     #[error("{path}: invalid installation record: {cause}; the next installation replaces it")]
     Record {
@@ -46,6 +37,6 @@ impl InstallError {
             ErrorKind::PermissionDenied => "; run as root, with the type spc_t if SELinux is enforcing",
             _ => "",
         };
-        Self::File { operation, path: path.clone(), cause: error.to_string(), hint }
+        Self::File(format!("can't {operation} {path}: {error}{hint}"))
     }
 }

@@ -7,7 +7,6 @@
 
 mod cluster_list;
 pub mod conflist;
-mod drift;
 mod error;
 mod node;
 pub mod plan;
@@ -17,13 +16,12 @@ mod settings;
 
 pub use crate::cni::PROGRAM;
 pub use crate::host_path::{HostPath, HostRoot};
-pub use drift::changed;
 pub use error::InstallError;
 pub use node::{Installed, InstalledText, InstalledTexts, Leadership, NodeFiles, state_path};
 pub use plan::{
     Change, ConfFile, Content, DesiredFile, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, ListEntry,
     OWN_LIST,
 };
-pub use reconcile::{reconcile, undo};
+pub use reconcile::{changed, reconcile, undo};
 pub use record::{Digest, FileRecord, InstallRecord, Role};
-pub use settings::{Entry, EntrySettings, PLATFORMS, Platform, default_chain, kubeconfig, server_url, token_in};
+pub use settings::{Entry, PLATFORMS, Platform, default_chain, kubeconfig, server_url, token_in};

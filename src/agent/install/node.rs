@@ -17,7 +17,7 @@ use crate::cni::{PROGRAM, is_configuration_file};
 use crate::host_path::{HostPath, HostRoot};
 use crate::networks::check_chained_plugin;
 use crate::state::format;
-use crate::trusted_file::{self, Durability, is_trusted, read_nofollow, replace_file, sync_directory};
+use crate::trusted_file::{self, Durability, is_trusted, names_in, read_nofollow, replace_file, sync_directory};
 use rustix::fs::OFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Permissions};
@@ -147,8 +147,7 @@ impl NodeFiles {
                 found.configurations = self.configurations(&entry.dir, &mut found.files)?;
             }
         }
-        self.find_needed_programs(desired, &mut found);
-        found.guarded_pods = if desired.is_none() { self.guarded_pods() } else { Vec::new() };
+        found.needed_programs = self.needed_programs(&found.record, desired);
         let unreachable = found.record.files.keys().filter(|path| !paths.contains(*path));
         found.unreachable = unreachable.filter_map(|path| Some((path.clone(), self.unreachable(path)?))).collect();
         paths.extend(found.record.files.keys().cloned());
@@ -176,14 +175,11 @@ impl NodeFiles {
     /// paths, and a file that is desired must not be reverted under another path.
     fn name_as_desired(&self, record: &mut InstallRecord, desired: &DesiredState) {
         let directories = desired.directories();
+        let reached = |directory: &HostPath| self.root.reach(directory).ok();
         let renamed = |path: HostPath| {
-            let (directory, reach) = (path.parent(), |path: &HostPath| self.root.reach(path).ok());
-            let reached = reach(&directory);
-            let is_same = |other: &&HostPath| reached.is_some() && reach(other) == reached;
-            match directories.iter().find(is_same).filter(|_| !directories.contains(&directory)) {
-                Some(same) => same.join(&path.name()),
-                None => path,
-            }
+            let (own, is_desired) = (reached(&path.parent()), directories.contains(&path.parent()));
+            let same = directories.iter().find(|other| !is_desired && own.is_some() && reached(other) == own);
+            same.map_or_else(|| path.clone(), |same| same.join(&path.name()))
         };
         record.files = mem::take(&mut record.files).into_iter().map(|(path, file)| (renamed(path), file)).collect();
     }
@@ -202,28 +198,17 @@ impl NodeFiles {
 
     fn invalid_files(&self, directory: &HostPath, own: &[&HostPath]) -> Result<Vec<String>, InstallError> {
         let names = self.names(directory)?.into_iter().filter(|name| name.ends_with(".conf"));
-        let paths = names.map(|name| directory.join(&name)).filter(|path| !own.contains(&path));
-        let invalid = |path: HostPath| match self.file(&path) {
-            Ok(Some(_)) => match self.root.reach(&path).and_then(|reached| trusted_file::read(&reached, MAX_TEXT_SIZE))
-            {
+        let mut paths: Vec<_> = names.map(|name| directory.join(&name)).filter(|path| !own.contains(&path)).collect();
+        // libcni skips directories.
+        let is_directory =
+            |path: &HostPath| self.root.reach_entry(path).and_then(fs::symlink_metadata).map(|it| it.is_dir());
+        paths.retain(|path| !is_directory(path).unwrap_or(false));
+        let invalid =
+            |path: HostPath| match self.root.reach(&path).and_then(|path| trusted_file::read(&path, MAX_TEXT_SIZE)) {
                 Ok(text) => check_chained_plugin(&path.to_string(), &text).err().map(|error| error.msg),
                 Err(error) => Some(format!("{path}: {error}")),
-            },
-            Ok(None) => self.not_a_file(&path).map(|found| format!("{path}: expected a file, got {found}")),
-            Err(error) => Some(format!("{path}: {error}")),
-        };
-        Ok(paths.filter_map(invalid).collect())
-    }
-
-    /// Returns what an entry is instead of a file, in words; `None` for a directory, which libcni skips, and for an entry
-    /// that has been removed.
-    fn not_a_file(&self, path: &HostPath) -> Option<&'static str> {
-        let entry = self.root.reach_entry(path).and_then(fs::symlink_metadata).ok()?;
-        if entry.is_dir() {
-            return None;
-        }
-        let what = "a symbolic link to a missing file, to one that is not mounted here, or to a directory";
-        Some(if entry.is_symlink() { what } else { "a device, socket or pipe" })
+            };
+        Ok(paths.into_iter().filter_map(invalid).collect())
     }
 
     /// Returns the installation record; `None` if nothing is installed.
@@ -279,12 +264,10 @@ impl NodeFiles {
                     list
                 }
                 Ok(None) if !is_link => continue,
-                Ok(None) => {
-                    let what = "symbolic link to a missing file, or to one that is not mounted here";
-                    Err(UnusableList::Invalid(what.into()))
-                }
-                Err(error) if is_link => Err(UnusableList::Invalid(error.to_string())),
-                Err(error) => return Err(InstallError::file("read", &path, &error)),
+                Err(error) if !is_link => return Err(InstallError::file("read", &path, &error)),
+                _ => Err(UnusableList::Invalid(
+                    "symbolic link to a missing file, or to one that is not mounted here".to_owned(),
+                )),
             };
             configurations.insert(name, ConfFile { list, untrusted: self.untrusted_path(&path) });
         }
@@ -293,38 +276,28 @@ impl NodeFiles {
 
     /// Returns the sorted names in a directory; none if it does not exist.
     fn names(&self, directory: &HostPath) -> Result<Vec<String>, InstallError> {
-        let list = || {
-            let entries = fs::read_dir(self.root.reach(directory)?)?;
-            entries.map(|entry| entry.map(|entry| entry.file_name().into_string())).collect::<io::Result<Vec<_>>>()
-        };
-        let mut names: Vec<String> = match list() {
-            Ok(names) => names.into_iter().flatten().collect(),
-            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(InstallError::file("read", directory, &error)),
-        };
-        names.sort();
-        Ok(names)
+        match self.root.reach(directory).and_then(|reached| names_in(&reached)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+            names => names.map_err(|error| InstallError::file("read", directory, &error)),
+        }
     }
 
     /// Returns a regular file, symbolic links followed; `None` if it does not exist.
     fn file(&self, path: &HostPath) -> io::Result<Option<FoundFile>> {
-        let reached = self.root.reach(path)?;
-        let mut file = match open(&reached) {
+        let file = match self.root.reach(path).and_then(|reached| open(&reached)) {
             Ok(file) => file,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(_) if fs::symlink_metadata(&reached).is_ok_and(|metadata| !metadata.is_file()) => return Ok(None),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidInput) => return Ok(None),
             Err(error) => return Err(error),
         };
         let metadata = file.metadata()?;
-        let (digest, text) = if metadata.len() > MAX_TEXT_SIZE {
-            (Digest::read(file)?, None)
-        } else {
-            let mut contents = Vec::new();
-            Read::by_ref(&mut file).take(MAX_TEXT_SIZE).read_to_end(&mut contents)?;
-            (Digest::of(&contents), String::from_utf8(contents).ok())
-        };
         let (mode, trusted) = (metadata.mode() & 0o7777, is_trusted(metadata.uid()));
-        Ok(Some(FoundFile { digest, text, mode, trusted }))
+        if metadata.len() > MAX_TEXT_SIZE {
+            return Ok(Some(FoundFile { digest: Digest::read(file)?, text: None, mode, trusted }));
+        }
+        let mut contents = Vec::new();
+        file.take(MAX_TEXT_SIZE).read_to_end(&mut contents)?;
+        let digest = Digest::of(&contents);
+        Ok(Some(FoundFile { digest, text: String::from_utf8(contents).ok(), mode, trusted }))
     }
 
     /// Applies the plan. The record is written before the first change. What the plan reverts leaves the record after the

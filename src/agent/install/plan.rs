@@ -115,13 +115,9 @@ pub struct FoundState {
     pub invalid_chain_files: Vec<String>,
     /// The files in the record that can't be changed here, each with the reason: they stay in the record.
     pub unreachable: BTreeMap<HostPath, String>,
-    /// The programs that the runtime needs to delete running pods, with the number of these pods: their saved
+    /// The programs that the runtime needs, or may need, to delete running pods, each with the reason: their saved
     /// configuration lists name the program.
-    pub needed_programs: BTreeMap<HostPath, usize>,
-    /// The pods that keep a guard after an uninstallation, as NAMESPACE/NAME.
-    pub guarded_pods: Vec<String>,
-    /// Why `needed_programs` may be incomplete, one line each.
-    pub unread_results: Vec<String>,
+    pub needed_programs: BTreeMap<HostPath, String>,
     /// Warnings, one line each.
     pub notes: Vec<String>,
 }
@@ -131,6 +127,17 @@ impl FoundState {
     pub(super) fn own_digest(&self, path: &HostPath) -> Option<Digest> {
         let (FileRecord { sha256, .. }, file) = self.record.files.get(path).zip(self.files.get(path))?;
         sha256.contains(&file.digest).then(|| file.digest.clone())
+    }
+
+    /// Returns the text of a file; it is empty if there is none.
+    pub(super) fn text(&self, path: &HostPath) -> &str {
+        self.files.get(path).and_then(|file| file.text.as_deref()).unwrap_or_default()
+    }
+
+    /// Returns the change of a file, with its current text.
+    pub(super) fn action(&self, path: &HostPath, role: Role, change: Change) -> FileAction {
+        let before = self.files.get(path).and_then(|file| file.text.clone());
+        FileAction { path: path.clone(), role, change, before }
     }
 }
 
@@ -145,6 +152,17 @@ pub struct FoundFile {
     pub mode: u32,
     /// Whether root owns it; the plugin ignores its own files otherwise.
     pub trusted: bool,
+}
+
+impl FoundFile {
+    /// Returns the digests of what an installation has there: of the whole file, or of its entries in another owner's
+    /// list.
+    pub(super) fn digests(&self, record: &FileRecord) -> Result<Vec<Digest>, UnusableList> {
+        match (record.role, &record.plugin) {
+            (Role::Entry, Some(kind)) => Ok(ConfList::parse(self.text.as_deref().unwrap_or_default())?.digests(kind)),
+            _ => Ok(vec![self.digest.clone()]),
+        }
+    }
 }
 
 /// A configuration in the directory that runtimes read.
@@ -184,13 +202,13 @@ impl FileAction {
     /// Returns the change as a unified diff, or as a comment if the file is binary or secret.
     #[must_use]
     pub fn diff(&self) -> String {
-        let is_shown = !matches!(self.role, Role::Program | Role::Kubeconfig);
-        let diff = match &self.change {
-            Change::Text(text, _) if is_shown => unified_diff(&self.path, self.before.as_deref(), Some(text)),
-            Change::Remove if is_shown && self.before.is_some() => {
-                unified_diff(&self.path, self.before.as_deref(), None)
-            }
-            _ => String::new(),
+        let after = match &self.change {
+            Change::Text(text, _) => Some(text.as_str()),
+            _ => None,
+        };
+        let diff = match self.role {
+            Role::Program | Role::Kubeconfig => String::new(),
+            _ => unified_diff(&self.path, self.before.as_deref(), after),
         };
         if diff.is_empty() { format!("# {self}\n") } else { diff }
     }
@@ -261,13 +279,6 @@ impl InstallPlan {
         })
     }
 
-    /// Whether the plan writes the own list.
-    #[must_use]
-    pub fn writes_own_list(&self) -> bool {
-        let is_copy = |action: &FileAction| action.role == Role::OwnList && action.change != Change::Remove;
-        self.actions.iter().any(is_copy)
-    }
-
     /// Writes a file, unless it is as desired. A file of another owner refuses the plan.
     pub(super) fn write(&mut self, desired: &DesiredFile, found: &FoundState) {
         let DesiredFile { path, role, content } = desired;
@@ -285,8 +296,7 @@ impl InstallPlan {
             return self.refuse(path, *role, file);
         }
         if file.is_none_or(|file| file.digest != digest || file.mode != role.mode() || !file.trusted) {
-            let before = file.and_then(|file| file.text.clone());
-            self.actions.push(FileAction { path: path.clone(), role: *role, change, before });
+            self.actions.push(found.action(path, *role, change));
         }
         let sha256 = with_newest(found.own_digest(path), digest);
         self.record.files.insert(path.clone(), FileRecord { role: *role, sha256, plugin: None, source: None });
@@ -304,18 +314,15 @@ impl InstallPlan {
             (None, _) => "unknown".to_owned(),
         };
         let other = match role {
-            Role::Program => format!("install without the name {name:?} (--name, or type in the configuration)"),
-            Role::Configuration => {
-                "select another file (--conf-name, cniConfFileName; attachments: another name)".to_owned()
-            }
-            Role::OwnList => "install with --own-list=false (cni.ownList=false)".to_owned(),
-            Role::Entry => "use an attachment (--chained=false)".to_owned(),
-            _ => "move its settings to the file of --config".to_owned(),
+            Role::Program => "install without this name (--name, or type in the configuration)",
+            Role::Configuration => "select another file (--conf-name, cniConfFileName; attachments: another name)",
+            Role::OwnList => "install with --own-list=false (cni.ownList=false)",
+            Role::Entry => "use an attachment (--chained=false)",
+            _ => "move its settings to the file of --config",
         };
-        let guide = if is_istio {
-            "; docs/migrate.md describes both, docs/openshift.md for OpenShift Service Mesh and Sail"
-        } else {
-            ""
+        let guide = match is_istio {
+            true => "; docs/migrate.md describes both, docs/openshift.md for OpenShift Service Mesh and Sail",
+            false => "",
         };
         self.refused.get_or_insert_with(|| {
             format!(

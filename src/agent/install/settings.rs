@@ -2,7 +2,7 @@
 //! kubeconfig, and the directories of each platform.
 
 use super::error::InstallError;
-use crate::cni::{AUTO_DIALECT, CniCommand, NetConf, NodeConf, POD_ANNOTATIONS, PROGRAM, RuleFormat};
+use crate::cni::{CniCommand, NetConf, POD_ANNOTATIONS, PROGRAM};
 use crate::host_path::HostPath;
 use crate::plugin::{TargetNode, validate};
 use crate::sub_plugins::SubPlugin;
@@ -12,82 +12,12 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 use std::net::IpAddr;
 
-/// The settings of the plugin's configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EntrySettings {
-    /// Keys from the administrator (`--config`). They override all other settings except the network's name.
-    pub given: Map<String, Value>,
-    /// `kubernetes.kubeconfig`; `None` if the plugin asks only the agent.
-    pub kubeconfig: Option<HostPath>,
-    /// `kubernetes.agent_socket`; `None` if no agent serves it.
-    pub agent_socket: Option<HostPath>,
-    /// `kubernetes.agent_namespace`: the namespace of the agent's own pods, which the plugin skips.
-    pub agent_namespace: Option<String>,
-    /// `kubernetes.cni_bin_dir`.
-    pub bin_dir: HostPath,
-    /// `auto_dialect`: the rule format that `auto` tries first on this node; `None` for the default.
-    pub auto_format: Option<RuleFormat>,
-    /// Whether the runtime calls the plugin as the primary plugin, by a configuration that another tool installed.
-    pub primary: Option<bool>,
-}
-
-/// The namespaces whose pods are skipped, unless the administrator's keys name others.
-const DEFAULT_EXCLUDED: [&str; 2] = ["istio-system", "kube-system"];
-
 /// The CNI version in a configuration file for Multus: the version that Istio uses and every Multus supports.
 const ATTACHMENT_VERSION: &str = "0.3.1";
 
 /// The CNI version in a configuration file for the runtime. It has CHECK, which runtimes call from 0.4.0 on, and containerd
 /// 1.6 supports it.
 const PRIMARY_VERSION: &str = "1.0.0";
-
-impl EntrySettings {
-    /// Returns the plugin's configuration with these settings.
-    ///
-    /// # Errors
-    /// The plugin would reject it.
-    pub fn entry(&self) -> Result<Entry, InstallError> {
-        let keys = self.keys();
-        Ok(Entry { conf: parse_alone(keys.clone())?, keys, primary: self.primary })
-    }
-
-    /// Returns the same settings with other keys of the administrator, which override the given ones.
-    #[must_use]
-    pub fn with_keys(&self, keys: &Map<String, Value>) -> Self {
-        let mut given = self.given.clone();
-        override_keys(&mut given, keys);
-        Self { given, ..self.clone() }
-    }
-
-    fn keys(&self) -> Map<String, Value> {
-        let kubernetes = object(json!({
-            "kubeconfig": self.kubeconfig,
-            "cni_bin_dir": self.bin_dir,
-            "exclude_namespaces": DEFAULT_EXCLUDED,
-            "agent_socket": self.agent_socket,
-            "agent_namespace": self.agent_namespace,
-        }));
-        let mut keys = object(json!({
-            "type": PROGRAM,
-            "log_level": "info",
-            "kubernetes": kubernetes,
-            (AUTO_DIALECT): self.auto_format.map(RuleFormat::name),
-        }));
-        override_keys(&mut keys, &self.given);
-        if self.uses_default_chain() {
-            keys.insert("chain".into(), default_chain());
-        }
-        keys
-    }
-
-    /// Whether the administrator's keys select no sub-plugins: `chain` does, and so do another type and the
-    /// configuration of a primary plugin.
-    fn uses_default_chain(&self) -> bool {
-        let given = |key: &str| self.given.get(key).filter(|value| !value.is_null());
-        let is_primary = given("clusterNetwork").or(given("delegates")).is_some();
-        given("chain").is_none() && !is_primary && given("type").is_none_or(|kind| kind == PROGRAM)
-    }
-}
 
 /// A valid configuration of the plugin.
 #[derive(Debug, Clone)]
@@ -96,10 +26,29 @@ pub struct Entry {
     keys: Map<String, Value>,
     /// What the plugin reads.
     pub conf: NetConf,
-    primary: Option<bool>,
 }
 
 impl Entry {
+    /// Returns the plugin's configuration with the keys of the installation, and those of the administrator, of which each
+    /// layer overrides the earlier ones.
+    ///
+    /// # Errors
+    /// The plugin would reject it.
+    pub fn new(own: &Value, layers: &[&Map<String, Value>]) -> Result<Self, InstallError> {
+        let mut given = Map::new();
+        layers.iter().for_each(|layer| override_keys(&mut given, layer));
+        let mut keys = object(own.clone());
+        override_keys(&mut keys, &given);
+        // `chain` selects sub-plugins, and so do another type and the configuration of a primary plugin.
+        let is_set = |key: &&str| given.get(*key).is_some_and(|value| !value.is_null());
+        if !["chain", "clusterNetwork", "delegates"].iter().any(is_set)
+            && keys.get("type").is_none_or(|kind| kind.is_null() || kind == PROGRAM)
+        {
+            keys.insert("chain".into(), default_chain());
+        }
+        Ok(Self { conf: parse_alone(keys.clone())?, keys })
+    }
+
     /// Returns the text of a configuration file for the network `name`.
     ///
     /// # Errors
@@ -134,12 +83,6 @@ impl Entry {
         Ok(Value::Object(keys))
     }
 
-    /// Returns the node configuration for this configuration alone.
-    #[must_use]
-    pub fn node(&self) -> NodeConf {
-        NodeConf::from_configuration(&self.conf).with_primary(Some(self.primary.unwrap_or(false)))
-    }
-
     /// Whether the sub-plugin chain only excludes: it neither redirects nor has executables.
     #[must_use]
     pub fn only_excludes(&self) -> bool {
@@ -156,10 +99,15 @@ impl Entry {
     }
 }
 
-/// Returns the keys of an object without those that have no value.
+/// Returns the keys of an object, and of the objects in it, without those that have no value.
 fn object(value: Value) -> Map<String, Value> {
     let Value::Object(mut keys) = value else { return Map::new() };
-    keys.retain(|_, value| !value.is_null());
+    keys.retain(|_, value| {
+        if let Value::Object(block) = value {
+            block.retain(|_, value| !value.is_null());
+        }
+        !value.is_null()
+    });
     keys
 }
 

@@ -8,53 +8,34 @@ use crate::cli::output::CommandError;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{
-    Content, DesiredFile, DesiredState, Digest, Entry, EntrySettings, HostPath, ListEntry, NodeFiles, OWN_LIST,
-    PROGRAM, Platform, Role, kubeconfig, server_url,
+    Content, DesiredFile, DesiredState, Digest, Entry, HostPath, ListEntry, NodeFiles, OWN_LIST, PROGRAM, Platform,
+    Role, kubeconfig, server_url,
 };
 use detour_cni::cluster::{Api, KubeconfigSummary};
 use detour_cni::cni::{
-    GROUP_FILE, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf, RuleFormat, is_identifier,
+    AUTO_DIALECT, GROUP_FILE, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf, RuleFormat,
+    is_identifier, primary_in_attachment,
 };
 use detour_cni::inspect::kubeconfig_warning;
 use detour_cni::plugin::TargetNode;
 use detour_cni::plugin::probe::needed_format;
 use detour_cni::trusted_file::read_trusted;
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-/// Limit for the name of a file. On Linux, a name has up to 255 bytes (NAME_MAX). The longest name that is made of
-/// this one is that of a temporary file: `.detour-NAMElist.tmp`, where `NAME.conflist` replaces `NAME.conf`.
-const MAX_FILE_NAME: usize = 239;
 /// The rule format that this kernel needs, found once: the agent evaluates the configuration again and again.
 static NEEDED_FORMAT: LazyLock<Option<RuleFormat>> = LazyLock::new(needed_format);
 /// The plugin's file in the directory of Multus's auxiliary chain.
 const MULTUS_CHAIN_FILE: &str = "detour.conf";
 /// Multus's directory of configurations, for the files of attachments beside an entry in the cluster network's list.
 const ATTACHMENT_DIRECTORY: &str = "/etc/cni/multus/net.d";
+/// The namespaces whose pods are skipped, unless the administrator's keys name others.
+const DEFAULT_EXCLUDED: [&str; 2] = ["istio-system", "kube-system"];
 /// Limit for each credential file. The largest is ca.crt.
 const MAX_CREDENTIAL: u64 = 1 << 20;
-
-/// The plugin's configurations on the node.
-#[derive(Default)]
-struct Configurations {
-    /// Those with a file of their own.
-    files: Vec<DesiredFile>,
-    /// For each network, its part of the node configuration.
-    nodes: Vec<(String, NodeConf)>,
-    warnings: Vec<String>,
-}
-
-impl Configurations {
-    /// Adds the configuration of a network with a file of its own.
-    fn add(&mut self, entry: &Entry, network: &str, path: HostPath) -> Result<()> {
-        let content = Content::Text(entry.standalone(network)?);
-        self.files.push(DesiredFile { path, role: Role::Configuration, content });
-        self.nodes.push((network.to_owned(), entry.node()));
-        Ok(())
-    }
-}
 
 /// The desired installation.
 #[derive(Debug, Clone, Args)]
@@ -67,7 +48,7 @@ pub(in crate::cli) struct InstallOptions {
     /// Add the plugin to the cluster network's configuration list (true), or write a separate configuration file (false) [default: depends on the platform]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     chained: Option<bool>,
-    /// Add the plugin to a copy of the cluster network's configuration list, 00-detour.conflist, which runtimes use instead (true), or to the list itself (false) [default: false]
+    /// Add the plugin to a copy of the cluster network's configuration list, 00-detour.conflist, which runtimes use instead (true), or to the list itself (false); only `detour agent` follows changes of the list [default: false]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = false, hide_default_value = true)]
     own_list: bool,
     /// Whether the runtime calls the plugin as the primary plugin; if false, attachments can't make it the primary plugin [default: depends on the installed configuration]
@@ -109,13 +90,9 @@ pub(in crate::cli) struct InstallOptions {
 }
 
 pub(in crate::cli) fn parse_file_name(text: &str) -> Result<String, String> {
-    let is_plain = !text.is_empty() && !text.starts_with('.') && !text.contains('/');
-    if !is_plain {
-        return Err("expected a file name without a directory".into());
-    }
-    match text.len() {
-        0..=MAX_FILE_NAME => Ok(text.to_owned()),
-        got => Err(format!("expected at most {MAX_FILE_NAME} bytes, got {got}")),
+    match text.is_empty() || text.starts_with('.') || text.contains('/') {
+        true => Err("expected a file name without a directory".into()),
+        false => Ok(text.to_owned()),
     }
 }
 
@@ -130,30 +107,24 @@ impl InstallOptions {
         let is_chained = self.chained.unwrap_or(platform.chained);
         let default =
             if self.chained.is_none() { format!(", the default of {}", platform.name) } else { String::new() };
-        if self.own_list && !is_chained {
-            return Err(CommandError::Usage(format!("--own-list=true: expected --chained=true, got false{default}")));
-        }
-        if let Some(directory) = &self.multus_chain {
-            if is_chained {
-                return Err(CommandError::Usage(format!(
-                    "--multus-chain {directory}: expected --chained=false, got true{default}; the plugin would run twice \
-                     for each pod"
-                )));
+        let problem = match &self.multus_chain {
+            _ if self.own_list && !is_chained => {
+                format!("--own-list=true: expected --chained=true, got false{default}")
             }
-            if !is_identifier(&directory.name()) {
-                return Err(CommandError::Usage(format!(
-                    "--multus-chain {directory}: expected a directory with the name of a network: letters, digits, _, . and \
-                     -, a letter or digit first"
-                )));
+            _ if self.own_list && self.conf_name.as_deref() == Some(OWN_LIST) => {
+                format!("--conf-name {OWN_LIST}: expected the cluster network's configuration list, got the copy of it")
             }
-        }
-        if self.own_list && self.conf_name.as_deref() == Some(OWN_LIST) {
-            let message = format!(
-                "--conf-name {OWN_LIST}: expected the cluster network's configuration list, got the copy of it"
-            );
-            return Err(CommandError::Usage(message));
-        }
-        Ok(node)
+            Some(directory) if is_chained => format!(
+                "--multus-chain {directory}: expected --chained=false, got true{default}; the plugin would run twice for \
+                 each pod"
+            ),
+            Some(directory) if !is_identifier(&directory.name()) => format!(
+                "--multus-chain {directory}: expected a directory with the name of a network: letters, digits, _, . and -, \
+                 a letter or digit first"
+            ),
+            _ => return Ok(node),
+        };
+        Err(CommandError::Usage(problem))
     }
 
     /// Returns the directories of the input files, which the agent watches for changes.
@@ -184,41 +155,48 @@ impl InstallOptions {
         warn: &dyn Fn(Vec<String>),
     ) -> Result<DesiredState> {
         let platform = self.platform(node);
-        let bin_dir = self.bin_dir(node)?;
-        let conf_dir = directory(self.conf_dir.as_ref(), platform.conf_dir)?;
-        let settings = EntrySettings {
-            given: given.config.clone(),
-            kubeconfig: self.kubeconfig.clone().or_else(|| token.map(|_| own_kubeconfig())),
-            agent_socket: socket.cloned(),
-            agent_namespace: agent_namespace(),
-            auto_format: if platform.nftables { Some(RuleFormat::Nftables) } else { *NEEDED_FORMAT },
-            bin_dir: bin_dir.clone(),
-            primary: self.primary,
-        };
+        let (bin_dir, conf_dir) = (self.bin_dir(node), self.conf_dir(node));
         let is_chained = self.chained.unwrap_or(platform.chained);
-        let entry = settings.entry()?;
+        let auto_format = if platform.nftables { Some(RuleFormat::Nftables) } else { *NEEDED_FORMAT };
+        let own = json!({
+            "type": PROGRAM,
+            "log_level": "info",
+            "kubernetes": {
+                "kubeconfig": self.kubeconfig.clone().or_else(|| token.map(|_| own_kubeconfig())),
+                "cni_bin_dir": bin_dir,
+                "exclude_namespaces": DEFAULT_EXCLUDED,
+                "agent_socket": socket,
+                "agent_namespace": agent_namespace(),
+            },
+            (AUTO_DIALECT): auto_format.map(RuleFormat::name),
+        });
+        let entry = Entry::new(&own, &[&given.config])?;
         let only_in_chain = self.multus_chain.is_some() && self.conf_name.is_none() && entry.only_excludes();
-        let mut configurations = Configurations::default();
+        // Each configuration with its network and its file; that of the cluster network's list has none.
+        let mut configurations = Vec::new();
         let mut list = None;
-        if is_chained || (given.attachments.is_empty() && !only_in_chain) {
-            configurations.warnings = self.check(node, &entry, "--config: ")?;
-            let network = given.network(!is_chained)?;
-            if is_chained {
-                let (dir, file) = (conf_dir.clone(), self.conf_name.clone());
-                list = Some(ListEntry { dir, file, value: entry.listed()?, own_list: self.own_list });
-                configurations.nodes.push((network, entry.node()));
-            } else {
-                let name = self.conf_name.as_deref().unwrap_or("istio-cni.conf");
-                configurations.add(&entry, &network, conf_dir.join(name))?;
-            }
+        if is_chained {
+            let (dir, file) = (conf_dir.clone(), self.conf_name.clone());
+            list = Some(ListEntry { dir, file, value: entry.listed()?, own_list: self.own_list });
+            configurations.push((given.network(false)?, None, entry.clone()));
+        } else if given.attachments.is_empty() && !only_in_chain {
+            let name = self.conf_name.as_deref().unwrap_or("istio-cni.conf");
+            configurations.push((given.network(true)?, Some(conf_dir.join(name)), entry.clone()));
         } else {
             given.network(false)?;
         }
-        let attachment_dir = if is_chained { directory(None, ATTACHMENT_DIRECTORY)? } else { conf_dir };
-        for attachment in &given.attachments {
-            let place = || format!("{}: attachment {:?}", self.attachments_place(), attachment.name);
-            let added = self.add_attachment(node, &settings, attachment, &attachment_dir, &mut configurations);
-            added.with_context(place)?;
+        let attachment_dir = if is_chained { HostPath::root().join(ATTACHMENT_DIRECTORY) } else { conf_dir };
+        let uses_entry = is_chained || given.attachments.is_empty() || self.multus_chain.is_some();
+        let mut warnings = if uses_entry { self.check(node, &entry, "--config: ")? } else { Vec::new() };
+        for Attachment { name, keys } in &given.attachments {
+            let place = || format!("{}: attachment {name:?}", self.attachments_place());
+            let attached = Entry::new(&own, &[&given.config, keys]).with_context(place)?;
+            ensure!(attached.conf.primary.is_none(), "{}: {}", place(), primary_in_attachment());
+            let names_kubeconfig = keys.get("kubernetes").is_some_and(|keys| keys.get("kubeconfig").is_some());
+            let found = self.check(node, &attached, if names_kubeconfig { "" } else { "--config: " });
+            let found = found.with_context(place)?.into_iter();
+            warnings.extend(found.map(|warning| format!("attachment {name:?}: {warning}")));
+            configurations.push((name.clone(), Some(attachment_dir.join(&format!("{name}.conf"))), attached));
         }
         if let Some(directory) = &self.multus_chain {
             ensure!(
@@ -226,24 +204,23 @@ impl InstallOptions {
                 "--multus-chain {directory}: expected a configuration without clusterNetwork and delegates: the primary \
                  plugin runs the chain itself (auxiliaryCNIChainName)"
             );
-            // The configuration of the cluster network is the same: if there is one, it is checked already.
-            if !given.attachments.is_empty() || only_in_chain {
-                configurations.warnings.extend(self.check(node, &entry, "--config: ")?);
-            }
-            configurations.add(&entry, &directory.name(), directory.join(MULTUS_CHAIN_FILE))?;
+            configurations.push((directory.name(), Some(directory.join(MULTUS_CHAIN_FILE)), entry.clone()));
         }
-        warn(configurations.warnings);
-        let program = |name| DesiredFile {
-            path: bin_dir.join(name),
-            role: Role::Program,
-            content: Content::Program(PROGRAM_FILE.into(), program.clone()),
-        };
-        let mut files: Vec<_> = self.program_names().into_iter().map(program).collect();
+        warn(warnings);
+        let file = |path, role, content| DesiredFile { path, role, content };
+        let copy = || Content::Program(PROGRAM_FILE.into(), program.clone());
+        let mut files: Vec<_> =
+            self.program_names().into_iter().map(|name| file(bin_dir.join(name), Role::Program, copy())).collect();
         if let Some(token) = token.filter(|_| self.kubeconfig.is_none()) {
-            files.push(self.written_kubeconfig(token)?);
+            files.push(file(own_kubeconfig(), Role::Kubeconfig, self.written_kubeconfig(token)?));
         }
-        files.extend(node_configuration(configurations.nodes)?);
-        files.extend(configurations.files);
+        let node_configuration = Content::Text(self.node_configuration(&configurations)?);
+        files.push(file(HostPath::root().join(NODE_CONFIGURATION), Role::Node, node_configuration));
+        for (network, path, entry) in configurations {
+            if let Some(path) = path {
+                files.push(file(path, Role::Configuration, Content::Text(entry.standalone(&network)?)));
+            }
+        }
         Ok(DesiredState {
             owner: None,
             platform: Some(platform.name.to_owned()),
@@ -254,34 +231,31 @@ impl InstallOptions {
         })
     }
 
-    /// Adds the configuration of an attachment, whose keys override `settings`.
-    fn add_attachment(
-        &self,
-        node: &NodeFiles,
-        settings: &EntrySettings,
-        attachment: &Attachment,
-        directory: &HostPath,
-        configurations: &mut Configurations,
-    ) -> Result<()> {
-        let entry = attachment.entry(settings)?;
-        let place = if attachment.has_kubeconfig() { "" } else { "--config: " };
-        let warnings = self.check(node, &entry, place)?.into_iter();
-        let named = warnings.map(|warning| format!("attachment {:?}: {warning}", attachment.name));
-        configurations.warnings.extend(named);
-        configurations.add(&entry, &attachment.name, directory.join(&attachment.file_name()))
+    /// Returns the text of the node configuration for these configurations.
+    fn node_configuration(&self, configurations: &[(String, Option<HostPath>, Entry)]) -> Result<String> {
+        let primary = Some(self.primary.unwrap_or(false));
+        let mut nodes = configurations.iter().map(|(network, _, entry)| {
+            (network.clone(), NodeConf::from_configuration(&entry.conf).with_primary(primary))
+        });
+        let first = nodes.next().map(|(_, first)| first).unwrap_or_default();
+        let text = first.with_networks(nodes).text();
+        ensure!(
+            text.len() as u64 <= NODE_CONFIGURATION_LIMIT,
+            "{NODE_CONFIGURATION}: expected at most {NODE_CONFIGURATION_LIMIT} bytes, got {}; shorten the lists \
+             exclude_namespaces of the attachments",
+            text.len()
+        );
+        Ok(text)
     }
 
-    /// Returns the kubeconfig to write. Its text may be unknown now.
-    fn written_kubeconfig(&self, token: &dyn Fn() -> Result<String>) -> Result<DesiredFile> {
+    /// Returns the content of the kubeconfig to write, which may be unknown now.
+    fn written_kubeconfig(&self, token: &dyn Fn() -> Result<String>) -> Result<Content> {
         let server = self.server().context(
             "can't write a kubeconfig for the plugin: unknown API server; outside of a pod, add --kubeconfig FILE with a \
              file on the node, or --api-server URL and --service-account DIR",
         )?;
-        let content = match self.kubeconfig_text(&server, token) {
-            Ok(text) => Content::Text(text),
-            Err(why) => Content::Unknown(format!("{why:#}")),
-        };
-        Ok(DesiredFile { path: own_kubeconfig(), role: Role::Kubeconfig, content })
+        let text = || Ok::<_, anyhow::Error>(kubeconfig(&server, Some(&self.read_credential("ca.crt")?), &token()?));
+        Ok(text().map_or_else(|why| Content::Unknown(format!("{why:#}")), Content::Text))
     }
 
     /// Whether the plugin may be the primary plugin on the node.
@@ -295,13 +269,26 @@ impl InstallOptions {
         format!("--attachments{}", file.unwrap_or_default())
     }
 
-    /// Checks a configuration of the plugin and the credentials that it names. Returns warnings. `place` is where the
-    /// configuration's own kubeconfig is set.
+    /// Checks a configuration of the plugin, and that the plugin can use the kubeconfig that it names, because every ADD
+    /// needs it. Returns warnings. `place` is where the configuration's own kubeconfig is set.
     fn check(&self, node: &NodeFiles, entry: &Entry, place: &str) -> Result<Vec<String>> {
         let kubernetes = &entry.conf.kubernetes;
-        let kubeconfig = kubernetes.kubeconfig.clone().filter(|_| kubernetes.manifests_dir.is_none());
-        let mut warnings = self.check_credentials(node, kubeconfig.and_then(HostPath::new).as_ref(), place)?;
-        let bin_dir = self.bin_dir(node)?;
+        let mut warnings = Vec::new();
+        let named =
+            kubernetes.kubeconfig.clone().filter(|_| kubernetes.manifests_dir.is_none()).and_then(HostPath::new);
+        // The installation writes its own.
+        if let Some(path) = named.filter(|path| self.kubeconfig.is_some() || *path != own_kubeconfig()) {
+            let place = match self.kubeconfig.as_ref() == Some(&path) {
+                true => format!("--kubeconfig {path}"),
+                false => format!("{place}kubernetes.kubeconfig {path}"),
+            };
+            let root = self.place.root()?.display();
+            let summary = self.read_kubeconfig(node, &path).with_context(|| {
+                format!("{place}: the plugin can't use this file of the node (below --root {root}); create it first")
+            })?;
+            warnings.extend(kubeconfig_warning(&summary).map(|warning| format!("{place}: {warning}")));
+        }
+        let bin_dir = self.bin_dir(node);
         let own = kubernetes.cni_bin_dir.clone().and_then(HostPath::new).filter(|own| *own != bin_dir);
         let directories: Vec<_> = [bin_dir].into_iter().chain(own).collect();
         let names = self.program_names();
@@ -315,26 +302,6 @@ impl InstallOptions {
         Ok(warnings)
     }
 
-    /// Checks that the plugin can use the credentials on the node, because every ADD needs them. Returns warnings.
-    ///
-    /// `kubeconfig` is the one that the whole configuration names, and `place` is where it is set.
-    fn check_credentials(&self, node: &NodeFiles, kubeconfig: Option<&HostPath>, place: &str) -> Result<Vec<String>> {
-        let root = self.place.root()?.display();
-        let unusable = |file: String| {
-            format!("{file}: the plugin can't use this file of the node (below --root {root}); create it first")
-        };
-        let own = own_kubeconfig();
-        let is_written = |path: &HostPath| self.kubeconfig.is_none() && *path == own;
-        let named = kubeconfig.filter(|path| self.kubeconfig.as_ref() != Some(path) && !is_written(path));
-        let named = named.map(|path| (format!("{place}kubernetes.kubeconfig"), path));
-        let mut warnings = Vec::new();
-        for (place, path) in self.kubeconfig.iter().map(|path| ("--kubeconfig".to_owned(), path)).chain(named) {
-            let summary = self.read_kubeconfig(node, path).with_context(|| unusable(format!("{place} {path}")))?;
-            warnings.extend(kubeconfig_warning(&summary).map(|warning| format!("{place} {path}: {warning}")));
-        }
-        Ok(warnings)
-    }
-
     /// Reads a kubeconfig on the node as the plugin does, with the files to which it refers.
     fn read_kubeconfig(&self, node: &NodeFiles, path: &HostPath) -> Result<KubeconfigSummary> {
         let reached = node.reach(path)?;
@@ -343,8 +310,13 @@ impl InstallOptions {
     }
 
     /// Returns the directory of the program.
-    fn bin_dir(&self, node: &NodeFiles) -> Result<HostPath> {
-        directory(self.bin_dir.as_ref(), self.platform(node).bin_dir)
+    fn bin_dir(&self, node: &NodeFiles) -> HostPath {
+        self.bin_dir.clone().unwrap_or_else(|| HostPath::root().join(self.platform(node).bin_dir))
+    }
+
+    /// Returns the directory of configurations.
+    fn conf_dir(&self, node: &NodeFiles) -> HostPath {
+        self.conf_dir.clone().unwrap_or_else(|| HostPath::root().join(self.platform(node).conf_dir))
     }
 
     fn platform(&self, node: &NodeFiles) -> &'static Platform {
@@ -353,11 +325,9 @@ impl InstallOptions {
 
     /// Returns the platform and the directories in use, as a note for the user.
     pub(in crate::cli) fn describe_platform(&self, node: &NodeFiles) -> String {
-        let Platform { name, bin_dir, conf_dir, .. } = self.platform(node);
         let detected = if self.platform.is_none() { " (detected)" } else { "" };
-        let programs = self.bin_dir.as_ref().map_or_else(|| (*bin_dir).to_owned(), ToString::to_string);
-        let configuration = self.conf_dir.as_ref().map_or_else(|| (*conf_dir).to_owned(), ToString::to_string);
-        format!("platform {name}{detected}: programs in {programs}, configuration in {configuration}")
+        let (name, bin_dir, conf_dir) = (self.platform(node).name, self.bin_dir(node), self.conf_dir(node));
+        format!("platform {name}{detected}: programs in {bin_dir}, configuration in {conf_dir}")
     }
 
     /// Returns the names under which the program is installed.
@@ -394,11 +364,6 @@ impl InstallOptions {
         Ok(Api::of_account(server, self.service_account.clone()))
     }
 
-    fn kubeconfig_text(&self, server: &str, token: &dyn Fn() -> Result<String>) -> Result<String> {
-        let ca = self.read_credential("ca.crt")?;
-        Ok(kubeconfig(server, Some(&ca), &token()?))
-    }
-
     fn read_credential(&self, name: &str) -> Result<Vec<u8>> {
         let path: &Path = &self.service_account.join(name);
         read_trusted(path, MAX_CREDENTIAL).with_context(|| format!("can't read --service-account: {}", path.display()))
@@ -408,24 +373,4 @@ impl InstallOptions {
 /// Returns the namespace of the agent's pods.
 pub(in crate::cli) fn agent_namespace() -> Option<String> {
     env::var("POD_NAMESPACE").ok().filter(|namespace| !namespace.is_empty())
-}
-
-/// Returns the directory of a flag, or else the default.
-fn directory(flag: Option<&HostPath>, default: &str) -> Result<HostPath> {
-    flag.map_or_else(|| default.parse().map_err(|why: String| anyhow!(why)), |path| Ok(path.clone()))
-}
-
-/// Returns the node configuration for the configurations of these networks.
-fn node_configuration(configurations: Vec<(String, NodeConf)>) -> Result<Option<DesiredFile>> {
-    let mut configurations = configurations.into_iter();
-    let Some((_, first)) = configurations.next() else { return Ok(None) };
-    let text = first.with_networks(configurations).text();
-    ensure!(
-        text.len() as u64 <= NODE_CONFIGURATION_LIMIT,
-        "{NODE_CONFIGURATION}: expected at most {NODE_CONFIGURATION_LIMIT} bytes, got {}; shorten the lists \
-         exclude_namespaces of the attachments",
-        text.len()
-    );
-    let file = |path| DesiredFile { path, role: Role::Node, content: Content::Text(text) };
-    Ok(HostPath::new(NODE_CONFIGURATION).map(file))
 }

@@ -1,5 +1,5 @@
 //! Evaluates the sub-plugin chains that apply to a pod: the one of the configuration or, for a primary plugin, those of
-//! the pod's attachments. Also what excluded traffic lacks in the ambient mesh, and what ztunnel captures there.
+//! the pod's attachments. Also what excluded traffic lacks in the ambient mesh.
 
 use crate::cluster::ObjectRef;
 use crate::cni::{Block, Error, GLOBAL_NAMESPACE, NetConf, SYSTEM_NAMESPACE};
@@ -7,16 +7,11 @@ use crate::inspect::subject::{ConfigurationSource, Subject};
 use crate::inspect::terminal::joined;
 use crate::networks::{InstalledNetwork, networks};
 use crate::plugin::evaluation::{self, FactsOf};
-use crate::pod::well_known::{
-    AMBIENT, AMBIENT_BYPASS_INBOUND, AMBIENT_REDIRECTION, DATAPLANE_MODE, INJECTION_STATUS, NETWORKS, NOT_IN_MESH,
-};
-use crate::pod::{Facts, Namespace, Pod, PodRef};
-use crate::policy::{
-    ContainerExclusion, DnsCapture, Exclusion, IdRange, InterceptionMode, Policy, PortRange, Ports, Redirect,
-    TrafficOwner,
-};
+use crate::pod::well_known::{AMBIENT_BYPASS_INBOUND, AMBIENT_REDIRECTION, NETWORKS};
+use crate::pod::{Pod, PodRef};
+use crate::policy::{ContainerExclusion, Exclusion, IdRange, Policy, TrafficOwner};
 use crate::sub_plugins::{
-    ChainOutput, DecidedRequest, SettingSource, Severity, SubPlugin, bypasses_inbound, labeled_by, skip_reason,
+    ChainOutput, DecidedRequest, SettingSource, Severity, SubPlugin, bypasses_inbound, skip_reason,
 };
 
 const WITHOUT_FACTS: &str =
@@ -203,11 +198,10 @@ fn source_text(source: &SettingSource) -> String {
     }
 }
 
-/// Returns notes about a pod that is enrolled, and about one that is not although a label or istio-cni suggests it.
-pub(super) fn ambient_notes(facts: &Facts, policy: &Policy) -> Vec<String> {
-    let pod = &facts.pod;
+/// Returns notes about a pod of the ambient mesh.
+pub(super) fn ambient_notes(pod: &Pod, policy: &Policy) -> Vec<String> {
     if !policy.ambient {
-        return not_enrolled(pod, facts.namespace.as_ref()).into_iter().collect();
+        return Vec::new();
     }
     let mut notes = vec![match pod.annotations.get(AMBIENT_REDIRECTION) {
         Some(state) => format!("annotation {AMBIENT_REDIRECTION} is {state:?}: istio-cni has set it"),
@@ -228,40 +222,4 @@ pub(super) fn ambient_notes(facts: &Facts, policy: &Policy) -> Vec<String> {
         notes.push("ztunnel runs as UID 0; its own packets, with mark 0x539, are never excluded".to_owned());
     }
     notes
-}
-
-fn not_enrolled(pod: &Pod, namespace: Option<&Namespace>) -> Option<String> {
-    if pod.host_network {
-        return None;
-    }
-    let in_namespace = namespace.and_then(|namespace| namespace.dataplane_mode.as_deref()) == Some(AMBIENT);
-    match labeled_by(pod, namespace) {
-        Some(label) => {
-            let has_sidecar = pod.annotations.contains_key(INJECTION_STATUS);
-            has_sidecar.then(|| format!("{label}, but the pod has a sidecar, which takes precedence"))
-        }
-        None if in_namespace => {
-            Some(format!("label {DATAPLANE_MODE} of the pod is {NOT_IN_MESH}, which overrides that of the namespace"))
-        }
-        None => {
-            let state = pod.annotations.get(AMBIENT_REDIRECTION).filter(|_| pod.proxy().is_none())?;
-            Some(format!(
-                "annotation {AMBIENT_REDIRECTION} is {state:?}, but no label {DATAPLANE_MODE} enrolls the pod in the ambient \
-                 mesh: exclusions do not apply"
-            ))
-        }
-    }
-}
-
-/// Returns what ztunnel captures, in the form of a redirection to a sidecar.
-pub(super) fn captured_by_ztunnel(pod: &Pod, policy: &Policy) -> Redirect {
-    let captures_dns = policy.dns_captured_elsewhere.unwrap_or(true);
-    Redirect {
-        inbound_interception_mode: InterceptionMode::Redirect,
-        inbound_ports_include: if bypasses_inbound(pod) { Ports::List(Vec::new()) } else { Ports::All },
-        inbound_ports_exclude: Ports::List(vec![PortRange::one(15008)]),
-        outbound_ports_exclude: Ports::List(Vec::new()),
-        dns: if captures_dns { DnsCapture::All } else { DnsCapture::Off },
-        ..Redirect::default()
-    }
 }

@@ -6,7 +6,9 @@
 use crate::inspect::terminal::{self, Cell, Tone, joined};
 use crate::pod::well_known::ISTIO_CONTAINERS;
 use crate::pod::{Container, Pod};
-use crate::policy::{ContainerExclusion, ContainerScope, Exclusion, IdRange, Policy, TrafficOwner};
+use crate::policy::{
+    ContainerExclusion, ContainerScope, DnsCapture, Exclusion, IdRange, Policy, Redirect, TrafficOwner,
+};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -33,16 +35,19 @@ pub struct ExcludedTraffic {
 }
 
 impl ExcludedTraffic {
+    /// Returns the protocol and the ports.
+    pub(super) fn traffic(&self) -> String {
+        let protocol = &self.protocol;
+        match self.ports.as_slice() {
+            [] => protocol.clone(),
+            [one] => format!("{protocol} port {one}"),
+            several => format!("{protocol} ports {}", several.join(", ")),
+        }
+    }
+
     /// Returns the owner's excluded traffic in one line.
     pub(super) fn what(&self) -> String {
-        let mut words = vec![self.protocol.clone()];
-        match self.ports.as_slice() {
-            [] => {}
-            [one] => words.push(format!("port {one}")),
-            several => words.push(format!("ports {}", several.join(", "))),
-        }
-        words.push(format!("to {}", self.to));
-        words.join(" ")
+        format!("{} to {}", self.traffic(), self.to)
     }
 
     /// Returns the sources, and the remark.
@@ -320,14 +325,21 @@ impl InitContainer {
         all: &[ContainerTraffic<'_>],
     ) -> Self {
         let starts_before_proxy = container.pod.starts_before_proxy(container.name());
+        let captures = |redirect: &Redirect| redirect.captures_outbound() || redirect.dns != DnsCapture::Off;
+        let is_captured = policy.redirect().is_none_or(captures) && container.proxys_id(policy).is_none();
         Self {
             name: container.name().to_owned(),
             sidecar: !container.ends_before,
             starts_before_proxy,
-            needs_exclusion: starts_before_proxy && container.proxys_id(policy).is_none(),
+            needs_exclusion: starts_before_proxy && is_captured,
             excluded: container.excluded_part(policy),
             needless_exclusions: requested.needless(container, all),
         }
+    }
+
+    /// Returns whether it ends before the proxy listens, and sends traffic that is captured.
+    pub(super) fn is_lost(&self) -> bool {
+        self.needs_exclusion && !self.sidecar && self.excluded != ExcludedPart::All
     }
 
     /// Returns its line in the table.
@@ -346,9 +358,7 @@ impl InitContainer {
             (true, true, _) => ("needs an exclusion for traffic before istio-proxy accepts connections", Tone::Notable),
             (true, false, _) => ("needs an exclusion: its traffic is captured and lost", Tone::Bad),
             (false, _, ExcludedPart::None) => ("needs no exclusion", Tone::Good),
-            (false, ..) if self.starts_before_proxy => {
-                ("needs no exclusion: it runs with the proxy's UID or GID, and is not captured", Tone::Good)
-            }
+            (false, ..) if self.starts_before_proxy => ("needs no exclusion: its traffic is not captured", Tone::Good),
             (false, ..) => ("needs no exclusion, but is excluded: its traffic has no mTLS", Tone::Notable),
         };
         vec![Cell::of(&self.name).tone(Tone::Strong), Cell::of(when), Cell::of(what).tone(tone)]

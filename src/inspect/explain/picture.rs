@@ -1,19 +1,19 @@
 //! `explain --format svg`: draws one row for each kind of traffic, from its sender in the pod to the outside: captured
 //! traffic through a port of the sidecar, traffic that bypasses the sidecar past it. Colors are classes in `picture.css`.
 
-use super::evaluation::captured_by_ztunnel;
-use super::exclusions::{
-    ContainerTraffic, ExcludedContainer, ExcludedPart, ExcludedTraffic, application_containers, grouped,
-};
-use super::report::{Explained, ExplainedRequest};
+use super::exclusions::{ContainerTraffic, ExcludedContainer, ExcludedPart, application_containers, grouped};
+use super::report::{Explained, Explanation};
 use crate::firewall::DNS_PROXY_PORT;
+use crate::inspect::elements::scope_text;
 use crate::inspect::subject::Subject;
 use crate::inspect::terminal::joined;
+use crate::pod::Pod;
 use crate::pod::well_known::{INIT_CONTAINER, PROXY_CONTAINER};
-use crate::policy::{ContainerScope, DnsCapture, Policy, Ports, Redirect, TrafficOwner};
+use crate::policy::{DnsCapture, Policy, Ports, Redirect, TrafficOwner};
 use crate::printable::xml;
-use ipnet::IpNet;
+use crate::sub_plugins::bypasses_inbound;
 use std::fmt::Write as _;
+use std::net::IpAddr;
 
 const WIDTH: i32 = 1120;
 const POD: i32 = 28;
@@ -29,10 +29,6 @@ const OUTSIDE_WIDTH: i32 = WIDTH - OUTSIDE - 28;
 const TOP: i32 = 96;
 /// The height of a box's heading.
 const HEAD: i32 = 60;
-/// The height of a line of text, and the maximum number of lines about requests.
-const LINE: i32 = 20;
-const MAX_REQUESTS: usize = 20;
-const ANYWHERE: &str = "anywhere";
 /// The kinds of arrows, and their meanings.
 const LEGEND: [(&str, &str); 5] = [
     ("out", "captured"),
@@ -68,52 +64,49 @@ struct Card {
 
 /// Draws an explanation as a self-contained SVG document.
 #[must_use]
-pub fn picture(subject: &Subject, explained: &Explained) -> String {
-    let policy = &explained.policy;
-    let containers = application_containers(&subject.facts.pod);
-    let excluded = &explained.explanation.excluded_containers;
-    let mut rows = Vec::new();
-    let to_ztunnel = policy.ambient.then(|| captured_by_ztunnel(&subject.facts.pod, policy));
-    let redirect = policy.redirect().or(to_ztunnel.as_ref());
-    match redirect {
-        Some(redirect) => {
-            rows.extend(captured(redirect, policy, &containers));
-            let mut free = bypasses(explained, redirect, &containers);
-            free.extend(containers.iter().flat_map(|container| rows_of_container(excluded, container)));
-            let more = free.len().saturating_sub(MAX_BYPASSES);
-            free.truncate(MAX_BYPASSES);
-            rows.extend(free);
-            if more > 0 {
-                let card = Card { name: format!("and {more} more"), detail: String::new(), ends_before: false };
-                rows.push(bypass(card, "see detour explain --all".to_owned(), String::new(), &[]));
-            }
-        }
-        None => rows.extend(containers.iter().flat_map(|c| rows_without_redirect(subject, explained, c))),
+pub fn picture(subject: &Subject, Explained { explanation, policy }: &Explained) -> String {
+    let pod = &subject.facts.pod;
+    let containers = application_containers(pod);
+    let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == INIT_CONTAINER);
+    let by_others = (policy.ambient || by_istio_init).then(|| captured_by_others(pod, policy));
+    let redirect = policy.redirect().or(by_others.as_ref());
+    let mut rows = match redirect {
+        Some(redirect) => captured(redirect, policy, &containers),
+        None => containers.iter().map(|one| bypass(card(one), "everything", "anywhere", &[])).collect(),
+    };
+    if let Some(redirect) = redirect {
+        let mut free = bypasses(explanation, policy, redirect, &containers);
+        let more = free.len().saturating_sub(MAX_BYPASSES);
+        free.truncate(MAX_BYPASSES);
+        rows.extend(free);
+        rows.extend(
+            (more > 0).then(|| bypass(every(&format!("and {more} more"), ""), "see detour explain --all", "", &[])),
+        );
     }
     let mut drawing = Drawing::default();
-    let title = format!("Pod {}", explained.explanation.pod);
+    let title = format!("Pod {}", explanation.pod);
     drawing.text("title", (POD, 44), &title, 78);
-    match &explained.explanation.add_fails {
+    match &explanation.add_fails {
         Some(cause) => drawing.text("bad", (POD, 68), &format!("an ADD fails: {cause}"), MAX_TEXT),
-        None => drawing.text("soft", (POD, 68), &explained.explanation.decision, MAX_TEXT),
+        None => drawing.text("soft", (POD, 68), &explanation.decision, MAX_TEXT),
     }
-    let height = HEAD + ROW * i32::try_from(rows.len()).unwrap_or_default() + 8;
-    drawing.area("pod", (POD, TOP), (POD_WIDTH, height), 14);
-    drawing.text("head", (CARD, TOP + 26), "POD", MAX_TEXT);
-    drawing.area("pod", (OUTSIDE, TOP), (OUTSIDE_WIDTH, height), 14);
-    drawing.text("head", (OUTSIDE + 22, TOP + 26), "OUTSIDE", MAX_TEXT);
+    let height_of = |rows: usize| HEAD + ROW * i32::try_from(rows).unwrap_or_default();
+    let height = height_of(rows.len()) + 8;
+    for (x, width, heading) in [(POD, POD_WIDTH, "POD"), (OUTSIDE, OUTSIDE_WIDTH, "OUTSIDE")] {
+        drawing.area("pod", (x, TOP), (width, height), 14);
+        drawing.text("head", (x + 22, TOP + 26), heading, MAX_TEXT);
+    }
     if let Some(redirect) = redirect {
         // The rows below the sidecar bypass it.
         let captured = rows.iter().filter(|row| row.port.is_some()).count();
-        let height = HEAD + ROW * i32::try_from(captured).unwrap_or_default() - 16;
-        drawing.area("sidecar", (SIDECAR, TOP + 8), (SIDECAR_WIDTH, height), 12);
-        let middle = SIDECAR + SIDECAR_WIDTH / 2;
-        let (proxy, kind) = if policy.ambient {
-            ("ztunnel".to_owned(), "ambient mesh")
-        } else {
-            let is_native = subject.facts.pod.is_init_container(PROXY_CONTAINER);
-            (proxy(redirect), if is_native { "native sidecar" } else { "not a native sidecar" })
+        drawing.area("sidecar", (SIDECAR, TOP + 8), (SIDECAR_WIDTH, height_of(captured) - 16), 12);
+        let (proxy, kind) = match (policy.ambient, policy.redirect()) {
+            (true, _) => ("ztunnel".to_owned(), "ambient mesh"),
+            (false, None) => ("istio-proxy".to_owned(), "captured by istio-init"),
+            _ if pod.is_init_container(PROXY_CONTAINER) => (proxy(redirect), "native sidecar"),
+            _ => (proxy(redirect), "not a native sidecar"),
         };
+        let middle = SIDECAR + SIDECAR_WIDTH / 2;
         drawing.text("name mid", (middle, TOP + 28), &proxy, 36);
         drawing.text("soft mid", (middle, TOP + 46), kind, MAX_TEXT);
     }
@@ -127,16 +120,18 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
         drawing.text("soft", (x + 42, bottom + 4), meaning, MAX_TEXT);
         x += 76 + 7 * i32::try_from(meaning.len()).unwrap_or_default();
     }
-    let requests = &explained.explanation.requests;
-    let request = |one: &ExplainedRequest| format!("{:?} ({}): {}", one.item, one.source, one.verdict());
-    let more = requests.len().saturating_sub(MAX_REQUESTS);
-    let more = (more > 0).then(|| format!("and {more} more requests"));
-    let mut line = bottom;
-    for text in requests.iter().take(MAX_REQUESTS).map(request).chain(more) {
-        line += LINE;
-        drawing.text("soft", (POD, line + 12), &text, MAX_TEXT);
+    drawing.finish(&format!("{title}: {}", explanation.decision), bottom + 36)
+}
+
+/// Returns what ztunnel, or the redirection by `istio-init`, captures, in the form of a redirection of this program.
+fn captured_by_others(pod: &Pod, policy: &Policy) -> Redirect {
+    let captures_dns = policy.dns_captured_elsewhere.unwrap_or(policy.ambient);
+    Redirect {
+        inbound_ports_include: if bypasses_inbound(pod) { Ports::List(Vec::new()) } else { Ports::All },
+        inbound_ports_exclude: Ports::List(Vec::new()),
+        dns: if captures_dns { DnsCapture::All } else { DnsCapture::Off },
+        ..Redirect::default()
     }
-    drawing.finish(&format!("{title}: {}", explained.explanation.decision), WIDTH, line + 36)
 }
 
 fn proxy(redirect: &Redirect) -> String {
@@ -148,159 +143,85 @@ fn proxy(redirect: &Redirect) -> String {
 
 /// Returns the rows of traffic that passes the sidecar.
 fn captured(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic<'_>]) -> Vec<Row> {
-    let mut rows = Vec::new();
-    let inbound = match &redirect.inbound_ports_include {
-        Ports::List(included) if included.is_empty() => None,
-        Ports::List(included) => Some(format!("inbound to {}", joined(included))),
-        Ports::All => Some(match ports(&redirect.inbound_ports_exclude) {
-            Some(excluded) => format!("inbound, except {excluded}"),
-            None => "inbound".to_owned(),
-        }),
+    let through =
+        |card, color, port, what: String, to: &str| Row { port: Some(port), color, ..bypass(card, &what, to, &[]) };
+    let inbound = match (&redirect.inbound_ports_include, &redirect.inbound_ports_exclude) {
+        (Ports::List(included), _) if included.is_empty() => None,
+        (Ports::List(included), _) => Some(format!("inbound to {}", joined(included))),
+        (Ports::All, Ports::List(excluded)) if excluded.is_empty() => Some("inbound".to_owned()),
+        (Ports::All, Ports::List(excluded)) => Some(format!("inbound, except {}", joined(excluded))),
+        (Ports::All, Ports::All) => None,
     };
-    if let Some(what) = inbound {
-        let (card, port) = (every("container", "receives"), redirect.inbound_capture_port);
-        rows.push(through(card, "in", port, what, "callers".to_owned()));
-    }
-    for container in containers.iter().filter(|container| container.excluded_part(policy) != ExcludedPart::All) {
-        // ztunnel runs before all containers of the pod.
-        let (color, to) = match policy.ambient || container.runs_with_proxy() {
+    let inbound = inbound.map(|what| {
+        through(every("every container", "receives"), "in", redirect.inbound_capture_port, what, "callers")
+    });
+    let mut rows: Vec<Row> = inbound.into_iter().collect();
+    let is_captured = |container: &&ContainerTraffic<'_>| {
+        redirect.captures_outbound() && container.excluded_part(policy) != ExcludedPart::All
+    };
+    for container in containers.iter().filter(is_captured) {
+        // Other tools redirect before all containers of the pod start, or after the first ones.
+        let (color, to) = match policy.redirect().is_none() || container.runs_with_proxy() {
             true => ("out", "services"),
             false => ("lost", "lost: no sidecar yet"),
         };
-        rows.push(through(card(container), color, redirect.proxy_port, "outbound TCP".to_owned(), to.to_owned()));
+        rows.push(through(card(container), color, redirect.proxy_port, "outbound TCP".to_owned(), to));
     }
     let resolvers = match &redirect.dns {
         DnsCapture::Off => return rows,
         DnsCapture::All => "every resolver".to_owned(),
         DnsCapture::Servers { v4, v6 } => {
-            joined(v4.iter().map(ToString::to_string).chain(v6.iter().map(ToString::to_string)))
+            joined(v4.iter().copied().map(IpAddr::V4).chain(v6.iter().copied().map(IpAddr::V6)))
         }
     };
-    let card = every("process", "not excluded");
-    rows.push(through(card, "dns", DNS_PROXY_PORT, "DNS".to_owned(), resolvers));
+    rows.push(through(every("every process", "not excluded"), "dns", DNS_PROXY_PORT, "DNS".to_owned(), &resolvers));
     rows
+}
+
+/// Returns the rows of outbound traffic that bypasses the sidecar, as the report lists it.
+fn bypasses(
+    explanation: &Explanation,
+    policy: &Policy,
+    redirect: &Redirect,
+    containers: &[ContainerTraffic<'_>],
+) -> Vec<Row> {
+    let excluded = grouped(&explanation.exclusions);
+    let outbound = excluded.iter().filter(|excluded| excluded.direction != "inbound");
+    let of_traffic = outbound.map(|one| {
+        let owned =
+            |container: &&ContainerTraffic<'_>| one.owner != TrafficOwner::Any && container.is_owned_by(one.owner);
+        let owners = || joined(containers.iter().filter(owned).map(ContainerTraffic::name));
+        bypass(
+            every(&one.who.replace("uid ", "UID "), &one.note.clone().unwrap_or_else(owners)),
+            &one.traffic(),
+            &one.to,
+            &one.sources,
+        )
+    });
+    let source = ["the UID or GID of istio-proxy".to_owned()];
+    let is_proxys = |one: &&ContainerTraffic<'_>| one.proxys_id(policy).is_some() && !one.is_excluded_by_id(policy);
+    let of_proxy = containers.iter().filter(is_proxys).map(|one| bypass(card(one), "everything", "anywhere", &source));
+    let dns = (redirect.dns == DnsCapture::Off)
+        .then(|| bypass(every("every process", "DNS is not captured"), "udp port 53", "resolvers", &[]));
+    let named = |one: &ExcludedContainer| {
+        let container = containers.iter().find(|container| container.name() == one.name)?;
+        Some(bypass(card(container), &format!("{} until it exits", scope_text(one.scope)), "anywhere", &one.sources))
+    };
+    of_traffic.chain(of_proxy).chain(dns).chain(explanation.excluded_containers.iter().filter_map(named)).collect()
 }
 
 fn card(container: &ContainerTraffic<'_>) -> Card {
     let uid = container.uid().map_or_else(|| "unknown UID".to_owned(), |uid| format!("UID {uid}"));
     let detail = if container.ends_before { format!("init container, {uid}") } else { uid };
-    Card { name: container.name().to_owned(), detail, ends_before: container.ends_before }
+    Card { ends_before: container.ends_before, ..every(container.name(), &detail) }
 }
 
 fn every(who: &str, detail: &str) -> Card {
-    Card { name: format!("every {who}"), detail: detail.to_owned(), ends_before: false }
+    Card { name: who.to_owned(), detail: detail.to_owned(), ends_before: false }
 }
 
-fn through(card: Card, color: &'static str, port: u16, what: String, to: String) -> Row {
-    Row { card, color, port: Some(port), what, to, sources: Vec::new() }
-}
-
-fn bypass(card: Card, what: String, to: String, sources: &[String]) -> Row {
-    Row { card, color: "free", port: None, what, to, sources: sources.iter().map(|source| in_words(source)).collect() }
-}
-
-/// Returns a source of the report as a caption.
-fn in_words(source: &str) -> String {
-    match source.split_once(", ") {
-        Some(("pod", annotation)) => format!("set by the pod's annotation {annotation}"),
-        Some(("namespace", annotation)) => format!("set by the namespace's annotation {annotation}"),
-        Some((place, key)) => format!("set by the {place} ({key})"),
-        None => source.to_owned(),
-    }
-}
-
-/// Returns the rows of a container that this configuration does not redirect. Exclusions also apply to istio-init's
-/// redirection.
-fn rows_without_redirect(subject: &Subject, explained: &Explained, traffic: &ContainerTraffic<'_>) -> Vec<Row> {
-    let pod = &subject.facts.pod;
-    let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == INIT_CONTAINER);
-    let row = bypass(card(traffic), "everything".to_owned(), ANYWHERE.to_owned(), &[]);
-    let by_name = rows_of_container(&explained.explanation.excluded_containers, traffic);
-    match traffic.excluded_part(&explained.policy) {
-        _ if !by_istio_init => return vec![row],
-        ExcludedPart::All if by_name.is_empty() => return vec![row],
-        ExcludedPart::All => return by_name,
-        ExcludedPart::Some | ExcludedPart::None => {}
-    }
-    let what = "captured by istio-init".to_owned();
-    let captured = Row { color: "out", what, to: "through the sidecar".to_owned(), ..row };
-    [captured].into_iter().chain(by_name).collect()
-}
-
-/// Returns the rows for exclusions and for settings that let outbound traffic bypass the sidecar.
-fn bypasses(explained: &Explained, redirect: &Redirect, containers: &[ContainerTraffic<'_>]) -> Vec<Row> {
-    let excluded = grouped(&explained.explanation.exclusions);
-    let outbound = excluded.iter().filter(|excluded| excluded.direction != "inbound");
-    let mut rows: Vec<Row> = outbound.map(|excluded| row_of_traffic(excluded, containers)).collect();
-    let as_proxy = |container: &&ContainerTraffic<'_>| {
-        container.proxys_id(&explained.policy).is_some() && !container.is_excluded_by_id(&explained.policy)
-    };
-    let source = ["the UID or GID of istio-proxy".to_owned()];
-    let of_proxy = |container| bypass(card(container), "everything".to_owned(), ANYWHERE.to_owned(), &source);
-    rows.extend(containers.iter().filter(as_proxy).map(of_proxy));
-    if redirect.dns == DnsCapture::Off {
-        let card = every("process", "DNS is not captured");
-        let sources = explained.explanation.settings.iter().find(|setting| setting.key == "redirect_dns");
-        let sources = sources.map_or(&[][..], |setting| &setting.sources);
-        rows.push(bypass(card, "UDP port 53".to_owned(), "resolvers".to_owned(), sources));
-    }
-    rows
-}
-
-fn row_of_traffic(excluded: &ExcludedTraffic, containers: &[ContainerTraffic<'_>]) -> Row {
-    let owned = (excluded.owner != TrafficOwner::Any).then(|| {
-        let owned = containers.iter().filter(|container| container.is_owned_by(excluded.owner));
-        joined(owned.map(ContainerTraffic::name))
-    });
-    let detail = match owned {
-        Some(names) if names.is_empty() => "no container has this ID".to_owned(),
-        Some(names) => names,
-        None => String::new(),
-    };
-    let protocol = excluded.protocol.replace("tcp", "TCP").replace("udp", "UDP");
-    let what = match (protocol.as_str(), excluded.ports.as_slice()) {
-        (_, []) => protocol,
-        // Only these protocols have ports.
-        ("everything", ports) => format!("TCP and UDP to {}", to_ports(ports)),
-        (_, ports) => format!("{protocol} to {}", to_ports(ports)),
-    };
-    let name = excluded.who.replace("uid ", "UID ").replace("gid ", "GID ");
-    bypass(Card { name, detail, ends_before: false }, what, without_full_prefix(&excluded.to), &excluded.sources)
-}
-
-/// Returns a single address without its prefix length, and any other text as it is.
-fn without_full_prefix(to: &str) -> String {
-    match to.parse::<IpNet>() {
-        Ok(range) if range.prefix_len() == range.max_prefix_len() => range.addr().to_string(),
-        _ => to.to_owned(),
-    }
-}
-
-fn to_ports(ports: &[String]) -> String {
-    match ports {
-        [one] if one == "53" => "port 53 (DNS)".to_owned(),
-        [one] => format!("port {one}"),
-        several => format!("ports {}", several.join(", ")),
-    }
-}
-
-/// Returns the rows of a container that is excluded by its name.
-fn rows_of_container(excluded: &[ExcludedContainer], container: &ContainerTraffic<'_>) -> Vec<Row> {
-    let row = |one: &ExcludedContainer| {
-        let (what, to) = match one.scope {
-            ContainerScope::All => ("everything", ANYWHERE),
-            ContainerScope::Dns => ("DNS", "resolvers"),
-        };
-        bypass(card(container), format!("{what} until it exits"), to.to_owned(), &one.sources)
-    };
-    excluded.iter().filter(|one| one.name == container.name()).map(row).collect()
-}
-
-fn ports(ports: &Ports) -> Option<String> {
-    match ports {
-        Ports::All => Some("*".to_owned()),
-        Ports::List(ranges) => (!ranges.is_empty()).then(|| joined(ranges)),
-    }
+fn bypass(card: Card, what: &str, to: &str, sources: &[String]) -> Row {
+    Row { card, color: "free", port: None, what: what.to_owned(), to: to.to_owned(), sources: sources.to_vec() }
 }
 
 /// An SVG document in progress, in pixels from the upper left corner.
@@ -335,7 +256,10 @@ impl Drawing {
         for (line, y) in lines.iter().zip([middle + 23, middle + 37]) {
             self.text("soft mid", (center, y), line, 74);
         }
-        port.iter().for_each(|port| self.port(color, SIDECAR, middle, *port));
+        if let Some(port) = port {
+            self.area(&format!("f-{color}"), (SIDECAR - 27, middle - 11), (54, 22), 11);
+            self.text("port", (SIDECAR, middle + 4), &port.to_string(), MAX_TEXT);
+        }
         self.text("soft", (OUTSIDE + 24, middle + 4), to, 26);
     }
 
@@ -373,14 +297,8 @@ impl Drawing {
         self.text("tagged mid", (x, y + 4), text, limit);
     }
 
-    /// Adds a port number in a rounded box.
-    fn port(&mut self, color: &str, x: i32, y: i32, port: u16) {
-        self.area(&format!("f-{color}"), (x - 27, y - 11), (54, 22), 11);
-        self.text("port", (x, y + 4), &port.to_string(), MAX_TEXT);
-    }
-
     /// Returns the document.
-    fn finish(self, title: &str, width: i32, height: i32) -> String {
+    fn finish(self, title: &str, height: i32) -> String {
         let mut markers = String::new();
         for (color, _) in LEGEND {
             let _ = writeln!(
@@ -389,9 +307,9 @@ impl Drawing {
             );
         }
         format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
              height=\"{height}\" role=\"img\">\n<title>{}</title>\n<style>\n{}</style>\n<defs>\n{markers}</defs>\n\
-             <rect class=\"paper\" width=\"{width}\" height=\"{height}\"/>\n{}</svg>\n",
+             <rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n{}</svg>\n",
             xml(title),
             include_str!("picture.css"),
             self.body
@@ -414,18 +332,5 @@ mod tests {
     #[test]
     fn text_is_shortened() {
         assert_eq!((shortened("abcd", 4).as_str(), shortened("abcde", 4).as_str()), ("abcd", "abc…"));
-    }
-
-    #[test]
-    fn only_single_addresses_lose_their_prefix_length() {
-        for (to, shown) in [
-            ("10.96.0.10/32", "10.96.0.10"),
-            ("2001:db8::1/128", "2001:db8::1"),
-            ("2001:db8::/32", "2001:db8::/32"),
-            ("10.20.0.0/16", "10.20.0.0/16"),
-            (ANYWHERE, ANYWHERE),
-        ] {
-            assert_eq!(without_full_prefix(to), shown);
-        }
     }
 }

@@ -6,7 +6,7 @@ use super::exclusions::{
     excluded_traffic, grouped, init_containers, unowned,
 };
 use super::settings::{ExplainedGuard, Setting, settings, uncaptured};
-use super::warnings::{ADD_FAILS, Warning, warnings};
+use super::warnings::{ADD_FAILS, Warning, usual_annotations, warnings};
 use crate::cni::Error;
 use crate::inspect::elements::scope_text;
 use crate::inspect::selected::SelectedNetwork;
@@ -14,10 +14,6 @@ use crate::inspect::subject::{ConfigurationOrigin, PlannedFormat, Subject, plann
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, cut_list, joined};
 use crate::networks::PodNetwork;
 use crate::plugin::primary::{NetworkRunner, UNREAD, united};
-use crate::pod::Pod;
-use crate::pod::well_known::{
-    EXCLUDE_DESTINATION_PORTS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_PORTS, EXCLUDE_OUTBOUND_RANGES,
-};
 use crate::policy::{Policy, Redirect};
 use crate::sub_plugins::{
     ChainOutput, ConsideredRule, DecidedRequest, Decision, SkipReason, considered, missing_sub_plugin, pod_skip_reason,
@@ -238,21 +234,11 @@ fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> 
     let networks = subject.networks.iter().flat_map(|preview| preview.warnings.iter().cloned());
     let evaluations = evaluations.iter().flat_map(Evaluation::notes).filter(|note| missing_sub_plugin(note).is_none());
     let pod = &subject.facts.pod;
-    let by_ambient = ambient_notes(&subject.facts, policy);
-    let by_ambient = by_ambient.into_iter().chain(usual_annotations(policy, pod));
+    let by_ambient = ambient_notes(pod, policy);
+    let usual = policy.redirect().into_iter().flat_map(|_| usual_annotations(pod));
     let on_node = (!policy.containers.is_empty()).then(|| NEEDED_ON_NODE.to_owned());
     let all = subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).chain(on_node);
-    all.chain(by_ambient).collect()
-}
-
-/// Names Istio's annotations of a pod with a sidecar for what it excludes with detour's.
-fn usual_annotations(policy: &Policy, pod: &Pod) -> impl Iterator<Item = String> {
-    let usual =
-        [(EXCLUDE_DESTINATION_PORTS, EXCLUDE_OUTBOUND_PORTS), (EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_RANGES)];
-    let used = usual.into_iter().filter(|(key, _)| policy.redirect().is_some() && pod.annotations.contains_key(*key));
-    used.map(|(key, usual)| {
-        format!("annotation {key} also excludes DNS; with a sidecar, the usual annotation is {usual}")
-    })
+    all.chain(by_ambient).chain(usual).collect()
 }
 
 impl Proxy {

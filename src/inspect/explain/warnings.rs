@@ -85,18 +85,17 @@ pub(super) fn warnings(
     all.extend(not_in_chain(evaluations));
     all.extend(excluded_with_application(&containers, policy));
     all.extend(init_containers.iter().filter_map(excluded_after_proxy));
+    all.extend(captured_too_early(init_containers, &containers, &subject.facts));
     all.extend(unselected_network(subject).map(|(why, next)| {
         let what = format!("Multus does not run this configuration for the pod: {why}");
         Warning { code: "network-not-selected", what, next }
     }));
-    if policy.ambient {
-        all.extend(annotations_for_sidecars(&subject.facts.pod));
-    } else {
-        all.extend(not_yet_injected(subject));
+    match policy.ambient {
+        true => all.extend(annotations_for_sidecars(&subject.facts.pod)),
+        false => all.extend(not_yet_injected(subject)),
     }
     all.extend(unknown_configuration(subject));
     if let Some(redirect) = policy.redirect() {
-        all.extend(captured_too_early(&containers, policy, redirect, &subject.facts));
         all.extend(ranges_without_dns(redirect, policy));
         all.extend(ports_with_captured_dns(redirect, policy));
         all.extend(executables_beside_native_rules(&subject.conf));
@@ -146,15 +145,25 @@ fn unknown_configuration(subject: &Subject) -> Option<Warning> {
     Some(Warning { code: "unknown-configuration", what, next: next.to_owned() })
 }
 
+/// The annotations that exclude destinations in every mode of the mesh, each with that of Istio for sidecars.
+const OF_DESTINATIONS: [(&str, &str); 2] =
+    [(EXCLUDE_DESTINATION_PORTS, EXCLUDE_OUTBOUND_PORTS), (EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_RANGES)];
+
 /// Warns about Istio's annotations for sidecars.
 fn annotations_for_sidecars(pod: &Pod) -> impl Iterator<Item = Warning> {
-    let replaced =
-        [(EXCLUDE_OUTBOUND_PORTS, EXCLUDE_DESTINATION_PORTS), (EXCLUDE_OUTBOUND_RANGES, EXCLUDE_DESTINATION_RANGES)];
-    let present = replaced.into_iter().filter(|(key, _)| pod.annotations.contains_key(*key));
-    present.map(|(key, other)| {
-        let what = format!("annotation {key} has no effect in the ambient mesh");
-        let next = format!("use {other}, with destination-exclude in the sub-plugin chain");
+    let present = OF_DESTINATIONS.into_iter().filter(|(_, istios)| pod.annotations.contains_key(*istios));
+    present.map(|(own, istios)| {
+        let next = format!("use {own}, with destination-exclude in the sub-plugin chain");
+        let what = format!("annotation {istios} has no effect in the ambient mesh");
         Warning { code: "annotation-for-sidecars", what, next }
+    })
+}
+
+/// Names Istio's annotations of a pod with a sidecar for what it excludes with detour's.
+pub(super) fn usual_annotations(pod: &Pod) -> impl Iterator<Item = String> {
+    let present = OF_DESTINATIONS.into_iter().filter(|(own, _)| pod.annotations.contains_key(*own));
+    present.map(|(own, istios)| {
+        format!("annotation {own} also excludes DNS; with a sidecar, the usual annotation is {istios}")
     })
 }
 
@@ -226,44 +235,32 @@ fn excluded_after_proxy(InitContainer { name, excluded, needless_exclusions, .. 
 }
 
 /// Warns about init containers that send traffic before the sidecar listens.
-fn captured_too_early(
-    containers: &[ContainerTraffic<'_>],
-    policy: &Policy,
-    redirect: &Redirect,
-    facts: &Facts,
-) -> Vec<Warning> {
-    let traffic = match (redirect.captures_outbound(), &redirect.dns) {
-        (true, _) => "traffic that it sends is",
-        (false, DnsCapture::Off) => return Vec::new(),
-        (false, _) => "DNS queries that it sends are",
-    };
-    let early = containers.iter().filter(|container| !container.runs_with_proxy());
-    let captured = early.map(|container| (container, container.excluded_part(policy)));
-    let captured = captured.filter(|(_, part)| *part != ExcludedPart::All);
-    let warning = |(container, part): (&ContainerTraffic<'_>, ExcludedPart)| {
-        let name = container.name();
-        let except = if part == ExcludedPart::Some { ", except for excluded traffic" } else { "" };
+fn captured_too_early(init: &[InitContainer], all: &[ContainerTraffic<'_>], facts: &Facts) -> Vec<Warning> {
+    let warning = |lost: &InitContainer| {
+        let container = all.iter().find(|container| container.name() == lost.name)?;
+        let except = if lost.excluded == ExcludedPart::Some { ", except for excluded traffic" } else { "" };
         let next = match requesting_annotation(facts, container) {
             Some(key) => format!("annotation {key} names it already: see the warning about this annotation"),
-            None => early_container_hint(container, containers),
+            None => early_container_hint(container, all),
         };
-        let what = format!("init container {name} runs before the sidecar: the {traffic} captured and lost{except}");
-        Warning { code: "init-container-too-early", what, next }
+        let name = &lost.name;
+        let what = format!(
+            "init container {name} runs before the sidecar: the traffic that it sends is captured and lost{except}"
+        );
+        Some(Warning { code: "init-container-too-early", what, next })
     };
-    captured.map(warning).collect()
+    init.iter().filter(|container| container.is_lost()).filter_map(warning).collect()
 }
 
 fn early_container_hint(container: &ContainerTraffic<'_>, all: &[ContainerTraffic<'_>]) -> String {
-    let native = "or make istio-proxy a native sidecar that starts before it (the default since Istio 1.27; ENABLE_NATIVE_SIDECARS of istiod)";
-    let is_application = |uid: u32| all.iter().any(|other| !other.ends_before && other.uid() == Some(uid));
-    let by_name = annotation_for(container.name());
-    match container.uid() {
-        Some(uid) if !is_application(uid) => {
-            format!("exclude its UID: annotation {EXCLUDE_UIDS}: \"{uid}\"; or exclude it by name: {by_name}; {native}")
-        }
-        Some(uid) => format!("exclude it by name, because an application also runs as UID {uid}: {by_name}; {native}"),
-        None => format!("exclude it by name, because its UID is unknown: {by_name}; {native}"),
-    }
+    let is_application = |uid: &u32| all.iter().any(|other| !other.ends_before && other.uid() == Some(*uid));
+    let of_uid = |uid| format!("exclude its UID: annotation {EXCLUDE_UIDS}: \"{uid}\"; or ");
+    let by_uid = container.uid().filter(|uid| !is_application(uid)).map(of_uid).unwrap_or_default();
+    format!(
+        "{by_uid}exclude it by name: {}; or make istio-proxy a native sidecar that starts before it (the default since \
+         Istio 1.27; ENABLE_NATIVE_SIDECARS of istiod)",
+        annotation_for(container.name())
+    )
 }
 
 /// Returns the annotation that requests the exclusion of the container's traffic, but without effect.
@@ -297,14 +294,13 @@ fn ports_with_captured_dns(redirect: &Redirect, policy: &Policy) -> Option<Warni
     let of_policy = policy.exclusions.iter().filter(|one| one.destination.is_none() && !one.ports.iter().any(is_dns));
     let ports: BTreeSet<String> =
         of_istio.into_iter().chain(of_policy.flat_map(|one| one.ports.iter().map(ToString::to_string))).collect();
-    (redirect.dns != DnsCapture::Off && !ports.is_empty()).then(|| Warning {
-        code: "excluded-ports-with-captured-dns",
-        what: format!(
+    (redirect.dns != DnsCapture::Off && !ports.is_empty()).then(|| {
+        let what = format!(
             "traffic to port {} bypasses the sidecar, but the sidecar answers DNS: for a ServiceEntry without addresses, \
              its answer is an address that only the sidecar knows (240.240.0.0/16)",
             joined(ports)
-        ),
-        next: "set addresses in such a ServiceEntry, or exclude the DNS queries too (detour.io/exclude-dns)".to_owned(),
+        );
+        Warning { code: "excluded-ports-with-captured-dns", what, next: "set addresses in such a ServiceEntry, or exclude the DNS queries too (detour.io/exclude-dns)".to_owned() }
     })
 }
 
@@ -319,19 +315,19 @@ fn ranges_without_dns(redirect: &Redirect, policy: &Policy) -> Option<Warning> {
         Ranges::All => (!is_excluded(None)).then(|| "*".to_owned()).into_iter().collect(),
         Ranges::List(nets) => nets.iter().filter(|net| !is_excluded(Some(**net))).map(ToString::to_string).collect(),
     };
-    (redirect.dns != DnsCapture::Off && !captured.is_empty()).then(|| Warning {
-        code: "excluded-ranges-without-dns",
-        what: format!("DNS to the excluded ranges ({}) is still captured", captured.join(", ")),
-        next: "exclude DNS, too: annotation detour.io/exclude-dns: excluded-ranges".to_owned(),
+    (redirect.dns != DnsCapture::Off && !captured.is_empty()).then(|| {
+        let what = format!("DNS to the excluded ranges ({}) is still captured", captured.join(", "));
+        let next = "exclude DNS, too: annotation detour.io/exclude-dns: excluded-ranges";
+        Warning { code: "excluded-ranges-without-dns", what, next: next.to_owned() }
     })
 }
 
 fn inbound_exclusion_without_effect(redirect: &Redirect) -> Option<Warning> {
     let default = Redirect::default().inbound_ports_exclude;
-    (redirect.inbound_ports_include != Ports::All && redirect.inbound_ports_exclude != default).then(|| Warning {
-        code: "inbound-exclusion-without-effect",
-        what: "inbound_ports_exclude has no effect: only the ports in inbound_ports_include are captured".to_owned(),
-        next: "remove the ports from includeInboundPorts, or set includeInboundPorts to *".to_owned(),
+    (redirect.inbound_ports_include != Ports::All && redirect.inbound_ports_exclude != default).then(|| {
+        let what = "inbound_ports_exclude has no effect: only the ports in inbound_ports_include are captured";
+        let next = "remove the ports from includeInboundPorts, or set includeInboundPorts to *";
+        Warning { code: "inbound-exclusion-without-effect", what: what.to_owned(), next: next.to_owned() }
     })
 }
 
@@ -344,15 +340,13 @@ fn outside_uid_range(subject: &Subject, namespace: &Namespace) -> Vec<Warning> {
         let uid = u32::try_from(pod.user_of(container)?).ok()?;
         (!ranges.iter().any(|range| range.covers(IdRange::one(uid)))).then_some((&container.name, uid))
     });
-    let warning = |(name, uid): (&String, u32)| Warning {
-        code: "uid-outside-namespace-range",
-        what: format!(
-            "container {name} runs as UID {uid}, which is outside namespace {}'s range {shown}",
-            namespace.name
-        ),
-        next:
-            "grant its service account an SCC that allows the UID (nonroot-v2, anyuid); restricted-v2 rejects the pod"
-                .to_owned(),
+    let warning = |(name, uid): (&String, u32)| {
+        let of_namespace = &namespace.name;
+        let what =
+            format!("container {name} runs as UID {uid}, which is outside namespace {of_namespace}'s range {shown}");
+        let next =
+            "grant its service account an SCC that allows the UID (nonroot-v2, anyuid); restricted-v2 rejects the pod";
+        Warning { code: "uid-outside-namespace-range", what, next: next.to_owned() }
     };
     all.map(warning).collect()
 }

@@ -8,6 +8,4 @@ mod sandboxes;
 
 pub use bypassing::bypassing;
 pub use repeated_add::{Repeated, RepeatedAdd};
-pub use sandboxes::{
-    ContainerStatus, Sandbox, Sandboxes, container_status, forget_gone, guarded_pods, lacks_of_ambient,
-};
+pub use sandboxes::{ContainerStatus, Sandbox, Sandboxes, container_status, forget_gone, lacks_of_ambient};

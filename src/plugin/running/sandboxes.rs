@@ -13,7 +13,7 @@ use crate::plugin::open_netns;
 use crate::plugin::record::{SandboxRecord, SandboxRecords};
 use crate::pod::{Pod, PodRef};
 use crate::state::{Attachment, ROOT, Store};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -32,7 +32,6 @@ pub struct Sandbox {
     /// The path of its network namespace in the runtime, and its identity.
     netns: Option<(PathBuf, NetnsId)>,
     added_since_boot: u64,
-    is_guarded: bool,
 }
 
 /// The pod sandboxes of the node.
@@ -47,15 +46,6 @@ struct CachedSandbox {
     /// Whether a later change has another modification time.
     is_settled: bool,
     sandbox: Option<Sandbox>,
-}
-
-/// Returns the pods whose saved policy has a guard, as NAMESPACE/NAME. A pod sandbox that can't be read is skipped.
-#[must_use]
-pub fn guarded_pods(store: &Store) -> Vec<String> {
-    let ids = store.sandboxes().unwrap_or_default();
-    let guarded = ids.iter().filter_map(|id| Sandbox::read(store, id).ok().flatten()).filter(|one| one.is_guarded);
-    let names: BTreeSet<_> = guarded.map(|one| format!("{}/{}", one.pod.namespace, one.pod.name)).collect();
-    names.into_iter().collect()
 }
 
 impl Sandboxes {
@@ -105,19 +95,16 @@ impl Sandbox {
         let mut found: Option<Self> = None;
         for (_, record) in records.attachments {
             let Some(inputs) = record.inputs.as_ref().and_then(AddInputs::read) else { continue };
-            let is_guarded = record.policy.guard.is_some();
             let own = Self {
                 container_id: container_id.to_owned(),
                 netns: record.location(),
                 pod: inputs.pod,
                 added_since_boot: record.added_since_boot,
-                is_guarded,
             };
             let before = found.take();
             found = Some(before.map_or(own.clone(), |before| Self {
                 netns: before.netns.clone().or(own.netns),
                 added_since_boot: before.added_since_boot.min(own.added_since_boot),
-                is_guarded: before.is_guarded || is_guarded,
                 ..before
             }));
         }
@@ -245,8 +232,7 @@ mod tests {
         let id = NetNs::open(own).expect("readable").expect("there").id();
         let is_present = |path: &str, id| {
             let netns = Some((path.into(), id));
-            Sandbox { container_id: "c".into(), pod: PodRef::default(), netns, added_since_boot: 0, is_guarded: false }
-                .is_present(&root)
+            Sandbox { container_id: "c".into(), pod: PodRef::default(), netns, added_since_boot: 0 }.is_present(&root)
         };
         assert!(is_present("/proc/thread-self/ns/net", id));
         assert!(!is_present("/run/netns/detour-gone", id));

@@ -56,7 +56,7 @@ fn a_file_with_keys_in_another_case_is_not_passed_over() {
     let other_case = r#"{"NAME":"x","Type":"bridge"}"#;
     let (target, skipped) = chosen(&[("05-x.conf", other_case), ("10-a.conflist", LISTED)], None);
     assert_eq!(target, None);
-    assert!(skipped[0].contains("05-x.conf: key \"NAME\""), "{skipped:?}");
+    assert!(skipped[0].contains("05-x.conf: expected the key \"type\", got \"Type\""), "{skipped:?}");
 }
 
 #[test]

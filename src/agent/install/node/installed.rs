@@ -4,18 +4,16 @@
 use super::NodeFiles;
 use crate::agent::install::conflist::ConfList;
 use crate::agent::install::error::InstallError;
-use crate::agent::install::plan::{DesiredState, FoundState};
-use crate::agent::install::record::{InstallRecord, Role};
+use crate::agent::install::plan::DesiredState;
+use crate::agent::install::record::{FileRecord, InstallRecord, Role};
 use crate::cni::{NetConf, configuration};
 use crate::host_path::HostPath;
 use crate::netns::find::containers_by_type;
-use crate::plugin::running::guarded_pods;
 use crate::state::{ROOT, Store};
 use crate::sub_plugins::SubPlugin;
 use crate::trusted_file;
 use serde_json::json;
-use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The plugin's configuration as it is installed on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,7 +66,9 @@ impl NodeFiles {
         let source = &mut conf.kubernetes;
         let paths = [&mut source.agent_socket, &mut source.kubeconfig, &mut source.manifests_dir];
         for path in paths.into_iter().flatten() {
-            *path = self.reach_path(path.clone()).map_err(|error| error.to_string())?;
+            if let Some(named) = HostPath::new(&*path) {
+                *path = self.reach(&named).map_err(|error| error.to_string())?;
+            }
         }
         conf.group_file = HostPath::new(&conf.group_file).map_or(conf.group_file, |path| self.root.find(&path));
         Ok(Installed { conf, for_every_pod })
@@ -82,35 +82,18 @@ impl NodeFiles {
     pub fn installed_texts(&self) -> Result<InstalledTexts, String> {
         let mut found = InstalledTexts::default();
         let record = self.record().map_err(|error| error.to_string())?.unwrap_or_default();
-        for (path, kind, for_every_pod) in configurations(&record) {
-            let Some(text) = self.text(path)? else {
+        for (path, FileRecord { plugin, .. }) in record.files.iter().filter(|(_, file)| file.role.is_configuration()) {
+            let file = self.file(path).map_err(|error| InstallError::file("read", path, &error).to_string())?;
+            let Some(text) = file.and_then(|file| file.text) else {
                 found.missing.push(path.clone());
                 continue;
             };
-            let text = kind.map_or(Ok(Some(text.clone())), |kind| only_entries(path, &text, kind))?;
+            let for_every_pod = plugin.is_some() || record.multus_chain.as_ref() == Some(&path.parent());
+            let text = plugin.as_ref().map_or(Ok(Some(text.clone())), |kind| only_entries(path, &text, kind))?;
             found.texts.extend(text.map(|text| InstalledText { path: path.clone(), text, for_every_pod }));
         }
         Ok(found)
     }
-
-    fn text(&self, path: &HostPath) -> Result<Option<String>, String> {
-        let file = self.file(path).map_err(|error| InstallError::file("read", path, &error).to_string())?;
-        Ok(file.and_then(|file| file.text))
-    }
-
-    fn reach_path(&self, path: PathBuf) -> Result<PathBuf, InstallError> {
-        HostPath::new(&path).map_or(Ok(path), |path| self.reach(&path))
-    }
-}
-
-/// Returns the files of a record with one of the plugin's configurations, each with the type of the plugin's entry, if the
-/// file is a configuration list, and whether its place makes it apply to every pod.
-fn configurations(record: &InstallRecord) -> impl Iterator<Item = (&HostPath, Option<&str>, bool)> {
-    let own = record.files.iter().filter(|(_, file)| file.role.is_configuration());
-    own.map(|(path, file)| {
-        let in_chain = record.multus_chain.as_ref() == Some(&path.parent());
-        (path, file.plugin.as_deref(), file.plugin.is_some() || in_chain)
-    })
 }
 
 /// Returns a configuration list with only its entries of type `kind`; `None` if it has none.
@@ -151,37 +134,35 @@ impl NodeFiles {
         (!error.is_not_found()).then(|| error.below(self.root.mount()).to_string())
     }
 
-    /// Finds the programs in the record that are not desired, and that the runtime needs to delete running pods: CRI-O
-    /// deletes a pod with the configuration list with which it started, as Multus does with each attachment and with its
-    /// auxiliary chain. containerd uses its current configuration list.
-    pub(super) fn find_needed_programs(&self, desired: Option<&DesiredState>, found: &mut FoundState) {
-        let is_desired =
-            |path: &HostPath| desired.is_some_and(|desired| desired.programs().any(|program| program == path));
-        let programs = found.record.with_role(Role::Program).map(|(path, _)| path);
-        let programs: Vec<_> = programs.filter(|path| !is_desired(path)).cloned().collect();
+    /// Returns the programs in the record that are not desired, and that the runtime needs to delete running pods, each with
+    /// the reason. CRI-O deletes a pod with the configuration list with which it started, as Multus does with each
+    /// attachment and with its auxiliary chain. containerd uses its current configuration list. A program whose pods can't
+    /// be counted stays too.
+    pub(super) fn needed_programs(
+        &self,
+        record: &InstallRecord,
+        desired: Option<&DesiredState>,
+    ) -> BTreeMap<HostPath, String> {
+        let is_desired = |path: &HostPath| desired.is_some_and(|desired| desired.programs().any(|it| it == path));
+        let mut programs = record.with_role(Role::Program).map(|(path, _)| path.clone()).collect::<Vec<_>>();
+        programs.retain(|path| !is_desired(path));
         if programs.is_empty() {
-            return;
+            return BTreeMap::new();
         }
-        let types = programs.iter().map(HostPath::name).map(|name| name.to_string()).collect();
-        let records = self.records();
+        let types = programs.iter().map(HostPath::name).collect();
+        let records = HostPath::new(ROOT).and_then(|path| self.root.reach(&path).ok()).map(Store::new);
         let is_own = |container: &str, network: &str| {
             let attachments = records.as_ref().and_then(|records| records.attachments_of(container).ok());
             attachments.is_some_and(|found| found.iter().any(|attachment| attachment.network == network))
         };
         let (containers, problems) = containers_by_type(&self.root, &types, &is_own);
-        let pods = |path: HostPath| containers.get(&*path.name()).map(BTreeSet::len).map(|pods| (path, pods));
-        found.needed_programs = programs.into_iter().filter_map(pods).collect();
-        found.unread_results = problems.iter().map(ToString::to_string).collect();
-    }
-
-    /// Returns the plugin's records of running pods.
-    fn records(&self) -> Option<Store> {
-        HostPath::new(ROOT).and_then(|path| self.root.reach(&path).ok()).map(Store::new)
-    }
-
-    /// Returns the pods that keep a guard.
-    pub(super) fn guarded_pods(&self) -> Vec<String> {
-        self.records().map(|records| guarded_pods(&records)).unwrap_or_default()
+        let reason = |path: HostPath| {
+            let pods = containers.get(&path.name()).map(|pods| format!("pods: {}", pods.len()));
+            let unknown = problems.iter().map(|problem| format!("there may be such pods: {problem}"));
+            let reasons: Vec<_> = pods.into_iter().chain(unknown).collect();
+            (!reasons.is_empty()).then(|| (path, reasons.join("; ")))
+        };
+        programs.into_iter().filter_map(reason).collect()
     }
 }
 
