@@ -121,7 +121,7 @@ impl TargetArguments {
         let chain = |directory: &HostPath| MultusChain {
             directory: directory.clone(),
             own_files: record.files.keys().filter(|path| path.parent() == *directory).cloned().collect(),
-            invalid_files: node.invalid_chain_files(directory, record).unwrap_or_else(|why| vec![why.to_string()]),
+            invalid_files: node.invalid_chain_files(directory).unwrap_or_else(|why| vec![why.to_string()]),
         };
         let own_list = |(path, file): (&HostPath, &FileRecord)| {
             let (source, kind) = file.source.clone().zip(file.plugin.clone())?;

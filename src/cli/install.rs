@@ -1,10 +1,8 @@
 //! `detour install` and `detour uninstall`: change the files of the plugin on a node.
 
-mod attachments;
 mod options;
 
-pub(super) use attachments::GivenKeys;
-pub(super) use options::{InstallOptions, agent_namespace, parse_file_name};
+pub(super) use options::{GivenKeys, InstallOptions, agent_namespace, parse_file_name};
 
 use super::cluster::NodeArguments;
 use anyhow::{Context, Result};
@@ -103,10 +101,13 @@ impl InstallArguments {
             Ok(desired) => desired,
             Err(why) => return Ok(super::print_error(format_args!("{why:#}"), ExitCode::from(2))),
         };
-        if let Some((_, why)) = desired.unknown() {
+        let mut plan = node.preview(Some(&desired))?;
+        if let Some(why) = &plan.lacks {
             return Ok(super::print_error(why, ExitCode::from(2)));
         }
-        let plan = if self.dry_run { node.preview(&desired)? } else { node.install(&desired)? };
+        if !self.dry_run {
+            plan = node.change(Some(&desired))?;
+        }
         Ok(print_plan(&plan, self.dry_run))
     }
 }
@@ -119,9 +120,9 @@ impl UninstallArguments {
     fn uninstall(&self) -> Result<ExitCode> {
         let node = self.place.node()?;
         if self.dry_run {
-            return Ok(print_plan(&node.preview_uninstall()?, true));
+            return Ok(print_plan(&node.preview(None)?, true));
         }
-        let plan = node.uninstall()?;
+        let plan = node.change(None)?;
         let code = print_plan(&plan, false);
         if node.has_agent() {
             print_note(

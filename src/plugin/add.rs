@@ -1,10 +1,8 @@
 //! ADD of an attachment: evaluates the desired policy and applies it.
 
-use super::evaluation::desired_policies;
+use super::evaluation::{LazyPod, desired_policies};
 use super::inputs::AddInputs;
-use super::lazy_pod::LazyPod;
-use super::netns_state::FormatPreference;
-use super::open_netns;
+use super::netns_state::{self, FormatPreference};
 use super::reconcile::{Committed, Operation, reconcile};
 use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecord, attachment, check_rules, since_boot};
 use crate::cni::{Error, NetConf, Request, RuleFormat, at_most, result};
@@ -38,25 +36,25 @@ pub(super) fn apply(
     conf: &NetConf,
     policy: Policy,
     format: FormatPreference,
-    inputs: Option<AddInputs<'_>>,
+    inputs: Option<AddInputs>,
 ) -> Result<(), Error> {
     let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
     let attachments = store.attachments_of(&attachment.container_id)?;
     let count = attachments.len() + usize::from(!attachments.contains(&attachment));
     at_most(MAX_ATTACHMENTS, "attachments", format_args!("pod {}: {attachment}", request.about), count)?;
     check_rules(&policy, format_args!("pod {}", request.about))?;
+    let inputs = inputs.as_ref().and_then(AddInputs::to_saved);
     // A policy that forbids all rules counts for an attachment that is added at the same time.
     if policy.is_empty() && policy.interception == Interception::Unset && !may_have_rules(&store, &attachments)? {
-        let netns = open_netns::identified(request)?;
-        if let Some(netns) = &netns {
-            SandboxRecord::claim(&store, &attachment.container_id, netns)?;
+        if let Some(path) = request.netns.as_deref()
+            && let Some(id) = netns_state::identity(path)?
+        {
+            SandboxRecord::claim(&store, &attachment.container_id, path, id)?;
         }
-        let inputs = inputs.and_then(|inputs| inputs.in_netns(netns).to_saved());
         let record = AttachmentRecord { policy, inputs, added_since_boot: since_boot(), ..AttachmentRecord::default() };
         return store.write(&attachment, &record);
     }
-    let inputs = inputs.as_ref().and_then(AddInputs::to_saved);
-    let netns = open_netns::of_request(request)?;
+    let netns = netns_state::open_of_request(request)?;
     let committed = reconcile(&store, &attachment, &netns, &Operation::Add(policy, format, inputs))?;
     let executables: Vec<&str> = sub_plugins::executables(&conf.chain).map(|(kind, _)| kind).collect();
     let is_native = |it: Committed| it.rule_format == RuleFormat::Nftables && it.policy.redirect().is_some();

@@ -1,8 +1,8 @@
 //! CHECK: compares the kernel's rules with the desired state of all attachments of the pod sandbox.
 
-use super::netns_state::{NetnsState, exclude_secondary_networks, warn_of_legacy};
-use super::open_netns;
+use super::netns_state::{NetnsState, exclude_secondary_networks, open_of_request, warn_of_legacy};
 use super::record::{attachment, writes_ip6};
+use super::running::containers::{ElementPlan, ObservedContainers, RunningContainer};
 use crate::cluster::agent::{BypassingContainer, excluded_containers};
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::firewall::{ContainerElement, LiveRuleset, container_elements, foreign_rules, set_name};
@@ -28,7 +28,7 @@ const MAX_LOGGED: usize = 20;
 /// CHECK without ADD, the network namespace is gone, or its rules have drifted.
 pub(super) fn run(request: &Request, conf: &NetConf) -> Result<(), Error> {
     let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
-    let netns = open_netns::of_request(request)?;
+    let netns = open_of_request(request)?;
     let (mut found, policy) = netns.enter(LOCK_TIMEOUT, || {
         let state = NetnsState::read(&store, &request.container_id, &netns)?;
         if !state.attachments.contains(&attachment) {
@@ -73,33 +73,25 @@ fn element_drift(policy: &Policy, netns: &NetNs, request: &Request, conf: &NetCo
     if found.is_empty() { Ok(found) } else { compare() }
 }
 
+/// Compares live elements as the agent does; without the containers that it expects, only with the policy.
 fn compare_elements(
     policy: &Policy,
     live: &[ContainerElement],
     expected: Option<&[BypassingContainer]>,
 ) -> Vec<String> {
+    let known = expected.unwrap_or_default().iter();
+    let running: Vec<_> =
+        known.map(|one| RunningContainer { name: one.name.clone(), id: one.id.clone(), cgroup: one.cgroup }).collect();
+    let observed = ObservedContainers { running: &running, exited: &[], complete: expected.is_some() };
+    let ElementPlan { remove, add, .. } = ElementPlan::new(policy, live, observed);
     let text = |element: &ContainerElement| {
-        format!("control group {} in the set {:?}", element.cgroup, set_name(element.scope))
+        let name = element.container.as_ref().map_or("(unknown)", |label| &label.name);
+        format!("control group {} in the set {:?} of container {name:?}", element.cgroup, set_name(element.scope))
     };
-    let wanted: Option<Vec<ContainerElement>> = expected
-        .map(|all| all.iter().map(|one| ContainerElement::new(one.scope, one.cgroup, &one.name, &one.id)).collect());
-    let unexpected = live.iter().filter_map(|element| {
-        let why = match &element.container {
-            None => "its comment names no container".to_owned(),
-            Some(label) if policy.container_scope(&label.name).is_none() => {
-                format!("container {:?} is not excluded", label.name)
-            }
-            Some(label) if wanted.as_ref().is_some_and(|wanted| !wanted.contains(element)) => {
-                format!("container {:?} has ended or its bypass has ended", label.name)
-            }
-            Some(_) => return None,
-        };
-        Some(format!("unexpected: {}: {why}", text(element)))
-    });
-    let missing = wanted.iter().flatten().filter(|element| !live.contains(element)).map(|element| {
-        let name = element.container.as_ref().map_or("", |label| &label.name);
-        format!("missing: {} of container {name:?}: its traffic is captured", text(element))
-    });
+    let unexpected = remove
+        .iter()
+        .map(|element| format!("unexpected: {}: it is not excluded, or its bypass has ended", text(element)));
+    let missing = add.iter().map(|element| format!("missing: {}: its traffic is captured", text(element)));
     unexpected.chain(missing).collect()
 }
 
@@ -198,23 +190,21 @@ mod tests {
         let element = |cgroup, name| ContainerElement::new(ContainerScope::All, cgroup, name, "0123");
         let unnamed = ContainerElement { container: None, ..element(3, "") };
         let live = [element(1, "vault"), element(2, "app"), unnamed];
-        let alone = [
-            "unexpected: control group 2 in the set \"excluded-all\": container \"app\" is not excluded",
-            "unexpected: control group 3 in the set \"excluded-all\": its comment names no container",
-        ];
+        let text = |set: &str, cgroup, name| {
+            format!("control group {cgroup} in the set \"excluded-{set}\" of container \"{name}\"")
+        };
+        let unexpected = |set: &str, cgroup, name| {
+            format!("unexpected: {}: it is not excluded, or its bypass has ended", text(set, cgroup, name))
+        };
+        let alone = [unexpected("all", 2, "app"), unexpected("all", 3, "(unknown)")];
         assert_eq!(compare_elements(&policy, &live, None), alone);
         let bypassing =
             |cgroup, name: &str, scope| BypassingContainer { name: name.into(), id: "0123".into(), cgroup, scope };
         let known = [bypassing(1, "vault", ContainerScope::All)];
         assert!(compare_elements(&policy, &live[..1], Some(&known)).is_empty());
-        let other = [bypassing(1, "vault", ContainerScope::Dns)];
-        assert_eq!(
-            compare_elements(&policy, &live[..1], Some(&other)),
-            [
-                "unexpected: control group 1 in the set \"excluded-all\": container \"vault\" has ended or its bypass has ended",
-                "missing: control group 1 in the set \"excluded-dns\" of container \"vault\": its traffic is captured",
-            ]
-        );
+        assert_eq!(compare_elements(&policy, &live[..1], Some(&[])), [unexpected("all", 1, "vault")]);
+        let missing = format!("missing: {}: its traffic is captured", text("all", 1, "vault"));
+        assert_eq!(compare_elements(&policy, &[], Some(&known)), [missing]);
         assert!(compare_elements(&policy, &live[..1], None).is_empty());
     }
 }

@@ -33,7 +33,8 @@ pub(super) fn run_gc(conf: &NetConf) -> Result<(), Error> {
     };
     let is_stale = |attachment: &Attachment| attachment.network == conf.name && !valid.contains(&as_valid(attachment));
     let remove_stale = |attachment: &Attachment| {
-        let netns = recorded_netns(&store, attachment)?;
+        let recorded = SandboxRecord::location_of(&store, attachment)?;
+        let netns = recorded.map_or(Ok(None), |(path, _)| NetNs::open(&path))?;
         remove(&store, attachment, netns.as_ref())?;
         tracing::info!("removed the stale {attachment}");
         Ok(())
@@ -58,7 +59,7 @@ pub(super) fn remove(store: &Store, attachment: &Attachment, netns: Option<&NetN
         // Calls remove their own locks, unless they are killed.
         None => remove_stale_locks(),
     }
-    forget(store, attachment);
+    store.remove(attachment).unwrap_or_else(|error| tracing::warn!("{error}"));
     Ok(())
 }
 
@@ -73,18 +74,4 @@ pub(super) fn is_late(attachment: &Attachment, netns: &Path) -> bool {
 fn is_of_another_pod(store: &Store, attachment: &Attachment, netns: &NetNs) -> Result<bool, Error> {
     let own = SandboxRecord::of_attachment(store, attachment)?.and_then(|record| record.netns_id);
     SandboxRecord::is_of_another(store, &attachment.container_id, own, netns)
-}
-
-/// Opens the network namespace of an attachment, if its path still exists.
-///
-/// # Errors
-/// The saved state can't be read now, or the network namespace can't be opened.
-fn recorded_netns(store: &Store, attachment: &Attachment) -> Result<Option<NetNs>, Error> {
-    SandboxRecord::location(store, attachment)?.map_or(Ok(None), |(path, _)| NetNs::open(&path))
-}
-
-fn forget(store: &Store, attachment: &Attachment) {
-    if let Err(error) = store.remove(attachment) {
-        tracing::warn!("{error}");
-    }
 }

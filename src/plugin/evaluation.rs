@@ -1,42 +1,170 @@
-//! The desired policy of a pod: evaluated from the configurations of its attachments, their arguments and the pod's facts.
+//! The pod of a call, and its desired policy: evaluated from the configurations of its attachments, their arguments and
+//! the pod's facts.
+//!
+//! After a reboot, the runtime calls the plugin before the node's agent runs. The annotations that the container runtime
+//! passes show whether Istio's injector has processed the pod. A pod without the injector's annotation has no sidecar, so
+//! it starts at once, without facts.
 
 use super::inputs::{AddInputs, EvaluatedWith, host_groups};
-use super::lazy_pod::{LazyPod, is_injected};
-use crate::cluster::{self, Event};
+use crate::cluster::{self, Cluster, Event};
 use crate::cni::{Block, Error, NetConf, Request};
-use crate::pod::well_known::INJECTION_STATUS;
-use crate::pod::{Facts, PodRef};
+use crate::pod::well_known::{DEFAULT_NETWORK, INJECTION_STATUS, NETWORKS};
+use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::policy::Policy;
 use crate::sub_plugins::{
-    self, ChainInput, DecidedRequest, Ignored, Resolvers, Severity, SkipReason, SubPlugin, guards, skip_reason,
+    self, ChainInput, DecidedRequest, Resolvers, Severity, SkipReason, SubPlugin, guards, skip_reason,
 };
+use serde_json::Value;
+use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
-/// The desired policy of an attachment, and a line that explains it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct DesiredPolicy {
-    policy: Policy,
-    why: String,
-    /// Settings of the pod that have no effect.
-    ignored: Vec<Ignored>,
-    /// The Event about requests of the pod and its namespace outside the bounds.
-    event: Option<Event>,
-    /// Why the pod must not start because of them.
-    rejection: Option<Error>,
-    /// The facts with which it was evaluated.
-    with: EvaluatedWith,
+/// A source of facts, if the configuration has one.
+type Source = OnceCell<Option<Box<dyn Cluster>>>;
+
+/// A pod whose data is fetched when needed.
+pub(super) struct LazyPod<'a> {
+    /// The pod that `CNI_ARGS` names.
+    pub(super) reference: Option<&'a PodRef>,
+    conf: &'a NetConf,
+    /// The source for a pod that waits.
+    cluster: Source,
+    /// The source for a pod that does not wait.
+    memory: Source,
+    /// The pod as the runtime describes it: with its annotations only.
+    of_runtime: OnceCell<Option<Pod>>,
+    fetched: OnceCell<Pod>,
+    namespace: OnceCell<Namespace>,
+    /// Why its facts could not be fetched.
+    unavailable: OnceCell<Error>,
 }
 
-impl DesiredPolicy {
-    fn skip(reason: &SkipReason) -> Self {
-        Self { why: reason.to_string(), ..Self::default() }
+impl<'a> LazyPod<'a> {
+    /// Returns the pod of a call, without a request.
+    pub(super) const fn new(request: &'a Request, conf: &'a NetConf) -> Self {
+        Self {
+            reference: request.args.pod.as_ref(),
+            conf,
+            cluster: OnceCell::new(),
+            memory: OnceCell::new(),
+            of_runtime: OnceCell::new(),
+            fetched: OnceCell::new(),
+            namespace: OnceCell::new(),
+            unavailable: OnceCell::new(),
+        }
     }
 
-    /// Returns the policy of a pod that starts although no source of facts answered.
-    fn missing_facts(why: String) -> Self {
-        Self { why, with: EvaluatedWith::Facts, ..Self::default() }
+    /// Returns the pod with the annotations that the runtime passes; `None` if it passes none.
+    fn of_runtime(&self) -> Option<&Pod> {
+        let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
+        let annotated = || {
+            let annotations = self.conf.pod_annotations()?.iter().filter_map(text).collect();
+            Some(Pod { annotations, ..self.reference?.clone().into() })
+        };
+        self.of_runtime.get_or_init(annotated).as_ref()
     }
+
+    /// Returns whether the pod has no sidecar and selects no network, according to the container runtime.
+    pub(super) fn needs_only_configured_networks(&self) -> bool {
+        let selects = |pod: &Pod| [NETWORKS, DEFAULT_NETWORK].iter().any(|key| pod.annotations.contains_key(*key));
+        self.of_runtime().is_some_and(|pod| is_injected(self.conf) == Some(false) && !selects(pod))
+    }
+
+    /// Returns the source that answers at once or not at all.
+    pub(super) fn memory(&self) -> Option<&dyn Cluster> {
+        self.memory.get_or_init(|| cluster::memory(&self.conf.kubernetes)).as_deref()
+    }
+
+    /// Returns the source of pods and definitions: the configured one; for a primary plugin, otherwise the API server that
+    /// the environment of this process names.
+    pub(super) fn cluster(&self) -> Option<&dyn Cluster> {
+        let of = if self.conf.primary.is_some() { cluster::source_or_in_cluster } else { cluster::source };
+        self.cluster.get_or_init(|| of(&self.conf.kubernetes)).as_deref()
+    }
+
+    /// Returns the source that is asked for the facts that the sub-plugins in `chain` need; `None` if they have no effect,
+    /// or the configuration names no source.
+    fn source(&self, chain: &[Block]) -> Option<&dyn Cluster> {
+        if waits(self.conf, chain) {
+            return self.cluster();
+        }
+        // Only exclusions apply to pods in the ambient mesh, which also depends on their namespaces. Without an answer at
+        // once, the pod starts without rules, and the agent adds its exclusions later.
+        if sub_plugins::wants(chain).namespace { self.memory() } else { None }
+    }
+
+    /// Returns the pod with its annotations; `None` if the call names no pod, there is no cluster source, or the pod
+    /// is the node agent's own: that pod must start without the source, because the agent provides it.
+    ///
+    /// # Errors
+    /// The pod can't be fetched.
+    pub(super) fn with_annotations(&self) -> Result<Option<&Pod>, Error> {
+        if self.is_agent() {
+            return Ok(None);
+        }
+        if let Some(pod) = self.of_runtime() {
+            return Ok(Some(pod));
+        }
+        let (Some(pod_ref), Some(cluster)) = (self.reference, self.cluster()) else { return Ok(None) };
+        let is_skipped = skip_reason(self.conf, pod_ref).is_some();
+        self.fetch(cluster, pod_ref, !is_skipped && sub_plugins::wants(&self.conf.chain).namespace)?;
+        Ok(self.fetched.get())
+    }
+
+    /// Returns the pod, if it has been fetched.
+    pub(super) fn fetched(&self) -> Option<&Pod> {
+        self.fetched.get()
+    }
+
+    /// Returns whether the pod is the node agent's own.
+    pub(super) fn is_agent(&self) -> bool {
+        self.reference.is_some_and(|pod_ref| is_agent(self.conf, pod_ref))
+    }
+
+    /// Returns the facts of the pod from `source`, and those of its namespace if `with_namespace`. After an error, it sends
+    /// no further request.
+    ///
+    /// # Errors
+    /// The facts can't be fetched.
+    pub(super) fn facts(&self, source: &dyn Cluster, pod_ref: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
+        if let Some(error) = self.unavailable.get() {
+            return Err(error.clone());
+        }
+        let fetched = self.fetch(source, pod_ref, with_namespace);
+        fetched.inspect_err(|error| drop(self.unavailable.set(error.clone())))?;
+        let pod = self.fetched.get().cloned().unwrap_or_default();
+        Ok(Facts { pod, namespace: self.namespace.get().filter(|_| with_namespace).cloned() })
+    }
+
+    fn fetch(&self, source: &dyn Cluster, pod_ref: &PodRef, with_namespace: bool) -> Result<(), Error> {
+        if self.fetched.get().is_none() {
+            let Facts { pod, namespace } = source.facts(pod_ref, with_namespace)?;
+            self.fetched.get_or_init(|| pod);
+            namespace.map(|namespace| self.namespace.get_or_init(|| namespace));
+        }
+        if with_namespace && self.namespace.get().is_none() {
+            let namespace = source.namespace(pod_ref)?;
+            self.namespace.get_or_init(|| namespace);
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether `pod` is the node agent's own. It must start without facts, because the agent provides them.
+pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
+    skip_reason(conf, pod) == Some(SkipReason::AgentPod)
+}
+
+/// Returns whether Istio's injector has processed the pod, according to the container runtime; `None` if the runtime
+/// passes no annotations.
+pub(super) fn is_injected(conf: &NetConf) -> Option<bool> {
+    conf.pod_annotations().map(|annotations| annotations.contains_key(INJECTION_STATUS))
+}
+
+/// Returns whether a pod with the sub-plugins in `chain` waits for its facts. With the guard, every pod does, because only
+/// labels show whether it is in the ambient mesh.
+fn waits(conf: &NetConf, chain: &[Block]) -> bool {
+    is_injected(conf) != Some(false) || guards(chain).next().is_some()
 }
 
 /// The facts with which the pods of a configuration are evaluated.
@@ -74,36 +202,29 @@ pub(super) fn desired_policies<'a>(
     request: &Request,
     pod: &LazyPod<'_>,
     evaluated: impl IntoIterator<Item = (Option<&'a str>, &'a NetConf)>,
-) -> Result<(NamedPolicies<'a>, Option<AddInputs<'a>>), Error> {
+) -> Result<(NamedPolicies<'a>, Option<AddInputs>), Error> {
     let (mut policies, mut ignored, mut inputs) = (Vec::new(), BTreeSet::new(), Vec::new());
     for (network, conf) in evaluated {
         let named = |error: Error| match network {
             Some(network) => error.of_network(network),
             None => error,
         };
-        let desired = evaluate(pod, conf).map_err(named)?;
-        if let (Some(event), Some(reports), Some(pod)) = (&desired.event, pod.cluster(), pod.fetched()) {
-            let reported = reports.report(pod, None, std::slice::from_ref(event));
-            reported.unwrap_or_else(|failure| tracing::warn!("{failure}"));
+        let with = evaluated_with(pod, conf).map_err(named)?;
+        let (policy, why) = match &with {
+            EvaluatedWith::Nothing(reason) => (Policy::default(), reason.to_string()),
+            EvaluatedWith::MissingFacts(why) => (Policy::default(), why.clone()),
+            EvaluatedWith::Configuration => evaluate(pod, conf, None).map_err(named)?,
+            EvaluatedWith::Facts(facts) => evaluate(pod, conf, Some(facts)).map_err(named)?,
+        };
+        if let EvaluatedWith::Facts(facts) = &with {
+            ignored.extend(sub_plugins::ignored(facts));
         }
-        desired.rejection.map_or(Ok(()), |error| Err(named(error)))?;
-        tracing::info!(attachment = network, exclusions = desired.policy.exclusion_count(), "{}", desired.why);
-        policies.push((network.unwrap_or(&conf.name), desired.policy));
-        ignored.extend(desired.ignored);
-        inputs.push((network, conf, desired.with));
+        tracing::info!(attachment = network, exclusions = policy.exclusion_count(), "{why}");
+        policies.push((network.unwrap_or(&conf.name), policy));
+        inputs.push((network, conf, with));
     }
     ignored.iter().for_each(|ignored| tracing::warn!("{ignored}"));
-    Ok((policies, AddInputs::new(request, inputs)))
-}
-
-/// What a pod is evaluated with.
-enum Basis {
-    /// Nothing: this is its policy.
-    Decided(DesiredPolicy),
-    /// The configuration alone.
-    Configuration,
-    /// Its facts.
-    Facts(Facts),
+    Ok((policies, AddInputs::new(request, &inputs)))
 }
 
 /// Fetches what the pod is evaluated with. No facts are fetched for pods that are skipped. Without facts, the annotations
@@ -111,58 +232,36 @@ enum Basis {
 ///
 /// # Errors
 /// The facts can't be fetched.
-fn basis(pod: &LazyPod<'_>, conf: &NetConf) -> Result<Basis, Error> {
-    let skip = |reason| Basis::Decided(DesiredPolicy::skip(&reason));
+pub(super) fn evaluated_with(pod: &LazyPod<'_>, conf: &NetConf) -> Result<EvaluatedWith, Error> {
     if let Some(reason) = pod.reference.and_then(|pod| skip_reason(conf, pod)) {
-        return Ok(skip(reason));
+        return Ok(EvaluatedWith::Nothing(reason));
     }
     let wants = sub_plugins::wants(&conf.chain);
     Ok(match (pod.reference, pod.source(&conf.chain)) {
-        (None, Some(_)) => skip(SkipReason::NoPodName),
-        (None, None) => Basis::Configuration,
-        (Some(_), None) => match not_injected(conf, || "it is not looked up".to_owned()) {
-            Some(why) => Basis::Decided(DesiredPolicy::missing_facts(why)),
-            None => Basis::Configuration,
-        },
-        (Some(_), Some(_)) if !wants.pod => skip(SkipReason::NoSubPlugin),
+        (None, Some(_)) => EvaluatedWith::Nothing(SkipReason::NoPodName),
+        (None, None) => EvaluatedWith::Configuration,
+        (Some(_), None) => not_injected(conf, || "it is not looked up".to_owned())
+            .map_or(EvaluatedWith::Configuration, EvaluatedWith::MissingFacts),
+        (Some(_), Some(_)) if !wants.pod => EvaluatedWith::Nothing(SkipReason::NoSubPlugin),
         (Some(pod_ref), Some(source)) => match pod.facts(source, pod_ref, wants.namespace) {
-            Ok(facts) => Basis::Facts(facts),
-            Err(error) => Basis::Decided(DesiredPolicy::missing_facts(check_without_facts(pod_ref, conf, error)?)),
+            Ok(facts) => EvaluatedWith::Facts(Box::new(facts)),
+            Err(error) => EvaluatedWith::MissingFacts(check_without_facts(pod_ref, conf, error)?),
         },
     })
 }
 
-/// Fetches the facts that the pod is evaluated with, before anything is changed. A pod that can start without them may
-/// have none.
-///
-/// # Errors
-/// The facts can't be fetched.
-pub(super) fn fetch_facts(pod: &LazyPod<'_>, conf: &NetConf) -> Result<(), Error> {
-    basis(pod, conf).map(drop)
-}
-
-/// Evaluates the desired policy of a pod.
-fn evaluate(pod: &LazyPod<'_>, conf: &NetConf) -> Result<DesiredPolicy, Error> {
-    match basis(pod, conf)? {
-        Basis::Decided(desired) => Ok(desired),
-        Basis::Facts(facts) => run(&conf.chain, conf, Some(&facts)),
-        Basis::Configuration if pod.reference.is_some() => run(&conf.chain, conf, None),
-        Basis::Configuration => {
-            let of_pods =
-                [Some(SubPlugin::IstioRedirect), Some(SubPlugin::ContainerExclude), Some(SubPlugin::MeshGuard)];
-            let others: Vec<Block> =
-                conf.chain.iter().filter(|block| !of_pods.contains(&SubPlugin::of(block))).cloned().collect();
-            run(&others, conf, None)
-        }
-    }
-}
-
-fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<DesiredPolicy, Error> {
+/// Evaluates the desired policy of a pod, and a line that explains it.
+fn evaluate(pod: &LazyPod<'_>, conf: &NetConf, facts: Option<&Facts>) -> Result<(Policy, String), Error> {
     let of_pod = |error: Error| match facts {
         Some(facts) => error.of_pod(&facts.pod.namespace, &facts.pod.name),
         None => error,
     };
-    let output = output(blocks, conf, facts).map_err(of_pod)?;
+    let of_pods = [Some(SubPlugin::IstioRedirect), Some(SubPlugin::ContainerExclude), Some(SubPlugin::MeshGuard)];
+    let mut chain = Cow::Borrowed(conf.chain.as_slice());
+    if pod.reference.is_none() {
+        chain.to_mut().retain(|block| !of_pods.contains(&SubPlugin::of(block)));
+    }
+    let output = output(&chain, conf, facts).map_err(of_pod)?;
     for note in &output.notes {
         match note.severity {
             Severity::Info => tracing::info!("{}", note.text),
@@ -171,21 +270,15 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Desire
     }
     let rejection = output.rejection(&conf.bounds).map(of_pod);
     let outside: Vec<String> = output.outside().map(DecidedRequest::reason).collect();
-    let event = (!outside.is_empty()).then(|| {
+    if let (false, Some(reports), Some(pod)) = (outside.is_empty(), pod.cluster(), pod.fetched()) {
         let (reason, message) = match &rejection {
             Some(error) => ("DetourExclusionRejected", error.to_string()),
             None => ("DetourExclusionIgnored", format!("without effect: {}", outside.join("; "))),
         };
-        Event { warning: true, reason: reason.into(), message }
-    });
-    Ok(DesiredPolicy {
-        why: output.decision.to_string(),
-        ignored: facts.map(sub_plugins::ignored).unwrap_or_default(),
-        event,
-        rejection,
-        with: EvaluatedWith::of(facts, blocks),
-        policy: output.policy,
-    })
+        let reported = reports.report(pod, None, &[Event { warning: true, reason: reason.into(), message }]);
+        reported.unwrap_or_else(|failure| tracing::warn!("{failure}"));
+    }
+    rejection.map_or_else(|| Ok((output.policy, output.decision.to_string())), Err)
 }
 
 /// Evaluates the sub-plugins in `blocks` with the pod's facts, if they are known. Requests outside the bounds are without
@@ -253,6 +346,14 @@ mod tests {
 
     fn down() -> Error {
         Error::new(Code::TryAgain, "pod shop/web-0: GET …: no usable answer").with_details("connection refused")
+    }
+
+    #[test]
+    fn only_a_pod_that_the_injector_has_processed_waits() {
+        let chain = conf(None).chain;
+        let waits_with = |annotations| waits(&conf(annotations), &chain);
+        assert!(!waits_with(Some(json!({"a": "b"}))));
+        assert!(waits_with(Some(json!({"sidecar.istio.io/status": "{}"}))) && waits_with(None));
     }
 
     #[test]

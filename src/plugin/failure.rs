@@ -7,7 +7,7 @@ use nix::errno::Errno;
 
 /// Why an attempt failed.
 pub(super) enum Failure {
-    /// Another process changed the rules or the attachments concurrently.
+    /// Another process changed the rules concurrently.
     Retry,
     /// The kernel does not support the rule format.
     OtherFormat(Error),

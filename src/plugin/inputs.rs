@@ -2,50 +2,34 @@
 //! running pod again when its facts or the node's configuration change.
 
 use crate::cni::{Block, Bounds, Code, Error, NetConf, NodeConf, Request};
-use crate::netns::NetnsId;
 use crate::pod::{Facts, PodRef};
 use crate::policy::{Guard, Policy};
-use crate::sub_plugins::{self, ChainInput, RepeatedOutput, Resolvers, StartedWith, SubPlugin, skip_reason};
+use crate::sub_plugins::{
+    self, ChainInput, RepeatedOutput, Resolvers, SkipReason, StartedWith, SubPlugin, skip_reason,
+};
 use crate::trusted_file::read_text;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
-use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::Not;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A group file with more bytes is a mistake: NSS serves directories of many users.
 const MAX_GROUP_FILE: u64 = 4 << 20;
 
 /// The facts with which a policy was evaluated.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum EvaluatedWith {
     /// None: the pod is skipped without them.
-    #[default]
-    Nothing,
+    Nothing(SkipReason),
+    /// None, because no source of facts answered: the pod starts without rules, for this reason.
+    MissingFacts(String),
     /// None: the configuration names no source of facts.
-    NoSource,
-    /// The facts of the pod; none yet if no source of facts answered.
-    Facts,
-    /// The facts of a pod that no configuration can affect while it runs: it has no sidecar, and the sub-plugins do
-    /// nothing for a pod that a label enrolls in the ambient mesh later.
-    FinalFacts,
-}
-
-impl EvaluatedWith {
-    pub(super) fn of(facts: Option<&Facts>, blocks: &[Block]) -> Self {
-        let is_final = |facts: &Facts| {
-            facts.pod.host_network || (facts.pod.proxy().is_none() && !sub_plugins::wants(blocks).namespace)
-        };
-        match facts {
-            None => Self::NoSource,
-            Some(facts) if is_final(facts) => Self::FinalFacts,
-            Some(_) => Self::Facts,
-        }
-    }
+    Configuration,
+    /// The facts of the pod.
+    Facts(Box<Facts>),
 }
 
 /// The text of the inputs in a record. The plugin copies it; only [`AddInputs::read`] parses it, so that nothing in it
@@ -71,15 +55,12 @@ impl SavedInputs {
 
 /// The inputs of one ADD, a part of its record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct AddInputs<'a> {
+pub(super) struct AddInputs {
     pub(super) pod: PodRef,
-    /// The network namespace of an ADD without rules; otherwise the record has it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) netns: Option<(PathBuf, NetnsId)>,
     /// The evaluated configurations: one for an attachment, one for each network of a primary plugin; none if the pod
     /// was skipped without facts.
     #[serde(default)]
-    evaluated: Vec<EvaluatedConfiguration<'a>>,
+    evaluated: Vec<EvaluatedConfiguration>,
     /// Whether the configuration names no source of facts.
     #[serde(default, skip_serializing_if = "Not::not")]
     without_facts: bool,
@@ -91,17 +72,15 @@ pub(super) struct AddInputs<'a> {
     previous_nameservers: Vec<IpAddr>,
 }
 
-/// The block of a sub-plugin with its path.
-type SavedBlock<'a> = (Cow<'a, str>, Cow<'a, Map<String, Value>>);
-
 /// The sub-plugins of one configuration.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct EvaluatedConfiguration<'a> {
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct EvaluatedConfiguration {
     /// The name of the network in the configuration of a primary plugin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    network: Option<Cow<'a, str>>,
-    /// The blocks of the sub-plugins, each with its path.
-    blocks: Vec<SavedBlock<'a>>,
+    network: Option<String>,
+    /// The blocks of the sub-plugins, each saved as a pair.
+    #[serde(serialize_with = "as_pairs")]
+    blocks: Vec<Block>,
     /// `args.cni` of the sub-plugins.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     args: Map<String, Value>,
@@ -113,55 +92,44 @@ struct EvaluatedConfiguration<'a> {
     cluster_dns: Vec<IpAddr>,
 }
 
-impl<'a> EvaluatedConfiguration<'a> {
+fn as_pairs<S: Serializer>(blocks: &[Block], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(blocks.iter().map(|Block { path, keys }| (path, keys)))
+}
+
+impl EvaluatedConfiguration {
     /// Returns the sub-plugins of `conf`; executables are not evaluated, and their blocks may contain anything.
-    fn new(network: Option<&'a str>, conf: &'a NetConf) -> Self {
+    fn new(network: Option<&str>, conf: &NetConf) -> Self {
         let blocks = conf.chain.iter().filter(|block| SubPlugin::of(block).is_some());
         let args = conf.args.iter().filter(|(key, _)| SubPlugin::ALL.iter().any(|known| known.name() == *key));
         Self {
-            network: network.map(Cow::Borrowed),
-            blocks: blocks.map(|Block { path, keys }| (path.into(), Cow::Borrowed(keys))).collect(),
+            network: network.map(str::to_owned),
+            blocks: blocks.cloned().collect(),
             args: args.map(|(key, value)| (key.clone(), value.clone())).collect(),
             bounds: conf.bounds.clone(),
             cluster_dns: conf.kubernetes.cluster_dns.clone(),
         }
     }
-
-    fn blocks(&self) -> Vec<Block> {
-        let block = |(path, keys): &SavedBlock<'_>| Block { path: path.to_string(), keys: keys.clone().into_owned() };
-        self.blocks.iter().map(block).collect()
-    }
 }
 
-impl<'a> AddInputs<'a> {
+impl AddInputs {
     /// Returns the inputs of an ADD whose policy was evaluated from `evaluated`: configurations, for a primary plugin with
-    /// the names of their networks. Returns `None` if the policy can't change while the pod runs, or no configuration
-    /// applies to it.
-    pub(super) fn new(
-        request: &Request,
-        evaluated: Vec<(Option<&'a str>, &'a NetConf, EvaluatedWith)>,
-    ) -> Option<Self> {
+    /// the names of their networks. Returns `None` if no configuration applies to the pod, or the call names none.
+    pub(super) fn new(request: &Request, evaluated: &[(Option<&str>, &NetConf, EvaluatedWith)]) -> Option<Self> {
         let pod = request.args.pod.clone()?;
         // A pod has one call, so all configurations have the same resolvers.
-        let (_, conf, _) = *evaluated.iter().find(|(_, _, with)| *with != EvaluatedWith::FinalFacts)?;
-        let applied = evaluated.iter().filter(|(_, _, with)| *with != EvaluatedWith::Nothing);
+        let (_, conf, _) = evaluated.first()?;
+        let applied = evaluated.iter().filter(|(_, _, with)| !matches!(with, EvaluatedWith::Nothing(_)));
         Some(Self {
             pod,
-            netns: None,
-            without_facts: evaluated.iter().any(|(_, _, with)| *with == EvaluatedWith::NoSource),
+            without_facts: evaluated.iter().any(|(_, _, with)| matches!(with, EvaluatedWith::Configuration)),
             evaluated: applied.map(|(network, conf, _)| EvaluatedConfiguration::new(*network, conf)).collect(),
             runtime_nameservers: conf.runtime_nameservers(),
             previous_nameservers: conf.prev_result_nameservers(),
         })
     }
 
-    /// Returns the inputs of an ADD without rules in this network namespace.
-    pub(super) fn in_netns(self, netns: Option<(PathBuf, NetnsId)>) -> Self {
-        Self { netns, ..self }
-    }
-
     /// Reads the inputs in a record. Inputs of a newer version count as missing if this version can't read them.
-    pub(super) fn read(saved: &SavedInputs) -> Option<AddInputs<'static>> {
+    pub(super) fn read(saved: &SavedInputs) -> Option<Self> {
         serde_json::from_str(saved.0.get()).ok()
     }
 
@@ -183,59 +151,66 @@ impl<'a> AddInputs<'a> {
         with_requests: bool,
     ) -> Result<RepeatedOutput, Error> {
         if !facts.pod.matches(&self.pod) {
-            let (expected, got) = (self.pod.uid.as_deref(), facts.pod.uid.as_deref());
-            let msg = format!(
-                "expected UID {}, got {}: the pod was replaced",
-                expected.unwrap_or_default(),
-                got.unwrap_or_default()
-            );
+            let uid = |uid: &Option<String>| uid.clone().unwrap_or_default();
+            let (expected, got) = (uid(&self.pod.uid), uid(&facts.pod.uid));
+            let msg = format!("expected UID {expected}, got {got}: the pod was replaced");
             return Err(Error::new(Code::PodUnknown, msg));
         }
         let groups = OnceCell::new();
         let group_id = |name: &str| groups.get_or_init(|| host_groups(node.group_file)).get(name).copied();
-        let first = self.evaluated.first();
-        let installed = node.installed.filter(|_| first.is_none_or(|first| first.network.is_none()));
-        let replaced = installed.map(|conf| {
-            let args = first.map(|first| first.args.clone()).unwrap_or_default();
-            let mut replaced = EvaluatedConfiguration { args, ..EvaluatedConfiguration::new(None, conf) };
-            if let Some(first) = first.filter(|_| replaced.cluster_dns.is_empty()) {
-                replaced.cluster_dns.clone_from(&first.cluster_dns);
-            }
-            replaced
-        });
-        if installed.is_some_and(|conf| skip_reason(conf, &self.pod).is_some()) {
-            return Ok(RepeatedOutput::default());
-        }
         let started = StartedWith {
             redirection: recorded.redirect().is_some(),
             guard: matches!(recorded.guard, Some(Guard::Sidecar(_))),
             ambient_guard: matches!(recorded.guard, Some(Guard::Ambient(_))),
         };
         let mut united = RepeatedOutput::default();
-        for one in replaced.as_ref().map_or(self.evaluated.as_slice(), std::slice::from_ref) {
-            let named = |error: Error| match &one.network {
+        for EvaluatedConfiguration { network, blocks, args, bounds, cluster_dns } in self.configurations(node) {
+            let named = |error: Error| match &network {
                 Some(network) => error.of_network(network),
                 None => error,
             };
-            let blocks =
-                if replaced.is_some() { one.blocks() } else { node.pinned(one.blocks(), one.network.is_some()) };
             if !sub_plugins::wants(&blocks).pod {
                 continue;
             }
             let facts = (!self.without_facts).then_some(facts);
             let resolvers = Resolvers {
                 runtime: &self.runtime_nameservers,
-                cluster_dns: &one.cluster_dns,
+                cluster_dns: &cluster_dns,
                 previous: &self.previous_nameservers,
             };
-            let bounds = node.bounds(&one.bounds);
-            let input = ChainInput { facts, args: &one.args, bounds, resolvers, group_id: &group_id };
+            let input = ChainInput { facts, args: &args, bounds: &bounds, resolvers, group_id: &group_id };
             let output = sub_plugins::run_again(&blocks, &input, started, with_requests).map_err(named)?;
             united.policy = Policy::union_of([&united.policy, &output.policy]);
             united.unguarded |= output.unguarded;
             united.absent.extend(output.absent.into_iter().map(named));
         }
         Ok(united)
+    }
+
+    /// Returns the configurations that apply now: the installed one with the arguments of the ADD, or the recorded ones
+    /// with the blocks of sub-plugins that the node pins. The runtime's configuration of a primary plugin is the node's own;
+    /// only requests of definitions are replaced in it.
+    fn configurations(&self, node: &NodeInputs<'_>) -> Vec<EvaluatedConfiguration> {
+        let mut all = self.evaluated.clone();
+        let is_of_primary = all.first().is_some_and(|first| first.network.is_some());
+        let installed = node.installed.filter(|_| !is_of_primary);
+        if let Some(conf) = installed {
+            if skip_reason(conf, &self.pod).is_some() {
+                return Vec::new();
+            }
+            let EvaluatedConfiguration { args, cluster_dns, .. } = all.into_iter().next().unwrap_or_default();
+            let now = EvaluatedConfiguration::new(None, conf);
+            let cluster_dns = if now.cluster_dns.is_empty() { cluster_dns } else { now.cluster_dns };
+            all = vec![EvaluatedConfiguration { args, cluster_dns, ..now }];
+        }
+        let Some(configuration) = node.configuration else { return all };
+        for one in &mut all {
+            one.bounds = configuration.bounds(node.network).clone();
+            if installed.is_none() {
+                one.blocks = configuration.with_pinned(node.network, std::mem::take(&mut one.blocks), is_of_primary);
+            }
+        }
+        all
     }
 }
 
@@ -249,24 +224,6 @@ pub(super) struct NodeInputs<'a> {
     pub(super) network: &'a str,
     /// The host's `/etc/group`.
     pub(super) group_file: &'a Path,
-}
-
-impl NodeInputs<'_> {
-    /// Returns the recorded blocks of an attachment with those of the node for sub-plugins that it pins now. The runtime's
-    /// configuration of a primary plugin is the node's own; only requests of definitions are replaced in it.
-    fn pinned(&self, blocks: Vec<Block>, is_primary: bool) -> Vec<Block> {
-        match self.configuration {
-            Some(node) => node.with_pinned(self.network, blocks, is_primary),
-            None => blocks,
-        }
-    }
-
-    /// Returns the bounds that apply now; `known` are those of the recorded or the installed configuration.
-    fn bounds<'b>(&'b self, known: &'b Bounds) -> &'b Bounds {
-        let of_node = self.configuration.map(|node| node.bounds(self.network));
-        let of_installed = self.installed.map(|conf| &conf.bounds);
-        of_node.or(of_installed).unwrap_or(known)
-    }
 }
 
 /// Reads the GIDs of the host's groups by name (group(5): `name:password:GID:members`). The first entry of a name
@@ -300,7 +257,6 @@ mod tests {
     fn saved() -> Value {
         json!({
             "pod": {"namespace": "shop", "name": "web-0", "uid": "u"},
-            "netns": ["/var/run/netns/a", {"device": 4, "inode": 7}],
             "evaluated": [{
                 "blocks": [["chain[0]", {"type": "uid-exclude", "uids": [7]}]],
                 "args": {"uid-exclude": {"uids": ["8"]}},
@@ -311,7 +267,7 @@ mod tests {
         })
     }
 
-    fn read(saved: &Value) -> Option<AddInputs<'static>> {
+    fn read(saved: &Value) -> Option<AddInputs> {
         AddInputs::read(&serde_json::from_value(saved.clone()).expect("any JSON"))
     }
 

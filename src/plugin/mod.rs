@@ -25,10 +25,8 @@ mod del;
 pub mod evaluation;
 mod failure;
 mod inputs;
-mod lazy_pod;
 pub mod netns_state;
 pub mod node;
-mod open_netns;
 pub mod primary;
 pub mod probe;
 mod reconcile;
@@ -120,7 +118,9 @@ fn start_logging(request: &Request, conf: &NetConf, events: &EventCollector, lin
 /// # Errors
 /// The error for stdout.
 pub fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
-    open_netns::refuse_own_of_request(request)?;
+    if let Some(netns) = request.netns.as_deref().filter(|_| !request.netns_override) {
+        netns_state::refuse_own(netns)?;
+    }
     if request.command == CniCommand::Check {
         // SPEC.md, "CHECK": even if only executables in the chain read it.
         if conf.prev_result.is_none() {

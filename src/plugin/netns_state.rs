@@ -1,15 +1,19 @@
-//! The desired state of a network namespace (rules, and the routes, policy rules and addresses that they need), and what is
-//! constrained by the redirection that it already has: detour's,
-//! in its rule format, or another tool's.
+//! The network namespace of a pod: opened (it must never be the one that the plugin runs in); its desired state (rules, and
+//! the routes, policy rules and addresses that they need); and what the redirection constrains that it already has:
+//! detour's, in its rule format, or another tool's.
 
 use super::record::{SandboxRecord, SandboxRecords, fixtures, writes_ip6};
-use crate::cni::{Code, Error, LIST_ITEMS, NetConf, at_most};
+use crate::cni::{Code, Error, LIST_ITEMS, NetConf, Request, at_most};
 use crate::firewall::rule::Family;
 use crate::firewall::{ForeignRedirection, LiveRuleset, RuleFormat, Ruleset, legacy_tables};
-use crate::netns::{self, Fixtures, NetNs, Routing};
+use crate::host_path::{HostPath, HostRoot};
+use crate::netns::{self, Fixtures, NetNs, NetnsId, Routing};
 use crate::policy::{Interception, Policy, Redirect};
 use crate::state::{Attachment, Store};
 use std::collections::{BTreeSet, HashSet};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
 
 /// The desired state of a network namespace, from the saved state of its attachments.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +47,7 @@ impl NetnsState {
     /// # Errors
     /// As [`Self::find`].
     pub fn of_sandbox(store: &Store, container_id: &str, netns: &NetNs) -> Result<Option<Self>, Error> {
-        let mut records = SandboxRecords::read(store, container_id, netns)?;
+        let mut records = SandboxRecords::read(store, container_id, netns, None)?;
         records.attachments.retain(|(_, record)| record.netns_id == Some(netns.id()));
         (!records.attachments.is_empty()).then(|| Self::new(records)).transpose()
     }
@@ -53,7 +57,7 @@ impl NetnsState {
     /// # Errors
     /// As [`Self::find`].
     pub(super) fn read(store: &Store, container_id: &str, netns: &NetNs) -> Result<Self, Error> {
-        Self::new(SandboxRecords::read(store, container_id, netns)?)
+        Self::new(SandboxRecords::read(store, container_id, netns, None)?)
     }
 
     fn new(records: SandboxRecords) -> Result<Self, Error> {
@@ -168,6 +172,88 @@ pub(super) fn unrecorded_fixtures(live: &LiveRuleset) -> Result<Fixtures, Error>
         }
     }
     Ok(Fixtures { proxy_loopback: live.redirects_natively(), routing })
+}
+
+/// Opens the network namespace of a call.
+///
+/// # Errors
+/// [`Code::InvalidNetns`]: `CNI_NETNS` is not the path of a network namespace.
+pub(super) fn open_of_request(request: &Request) -> Result<NetNs, Error> {
+    existing("CNI_NETNS ", request.netns.as_deref().unwrap_or_else(|| Path::new("")))
+}
+
+fn existing(variable: &str, path: &Path) -> Result<NetNs, Error> {
+    let missing = || format!("{variable}{}: no network namespace at this path", path.display());
+    NetNs::open(path)?.ok_or_else(|| Error::new(Code::InvalidNetns, missing()))
+}
+
+/// Opens the network namespace `id` whose path in the runtime is `path`, on the node at `root`. If nothing is mounted
+/// below `root`, the path may be visible in this mount namespace. Returns `None` if the network namespace is gone, not
+/// visible here, or replaced by another one.
+///
+/// # Errors
+/// As [`open_on_node`].
+pub(super) fn open_recorded(root: &HostRoot, path: &Path, id: NetnsId) -> Result<Option<NetNs>, Error> {
+    // The identity proves that the path leads to the same network namespace.
+    let is_same = |netns: &NetNs| netns.id() == id;
+    let found = open_on_node(root, path)?.filter(is_same);
+    Ok(found.or_else(|| NetNs::open(path).ok().flatten().filter(is_same)))
+}
+
+/// Opens the network namespace at a path.
+///
+/// # Errors
+/// [`Code::InvalidNetns`]: the path is not that of a network namespace, or it is this process's own.
+pub(super) fn open_at(path: &Path) -> Result<NetNs, Error> {
+    refuse_own(path)?;
+    existing("", path)
+}
+
+/// Opens the network namespace at the runtime's path on the node at `root`; the path may already be below `root`.
+/// Returns `None` if it does not exist, or is not visible here.
+///
+/// # Errors
+/// [`Code::InvalidNetns`]: the file can't be opened or examined.
+pub(super) fn open_on_node(root: &HostRoot, path: &Path) -> Result<Option<NetNs>, Error> {
+    if path.starts_with(root.mount()) {
+        return NetNs::open(path);
+    }
+    let Some(path) = HostPath::new(path) else { return Ok(None) };
+    let reached = root.reach(&path).map_err(|error| {
+        Error::new(Code::InvalidNetns, format!("network namespace {path}: can't be opened: {error}"))
+    })?;
+    NetNs::open(&reached)
+}
+
+/// Refuses the path of the network namespace that this process runs in, usually the host's, before anything is done there.
+/// The reference library (`pkg/skel`) checks it only afterwards.
+///
+/// # Errors
+/// [`Code::InvalidNetns`]: it is that path, or the file can't be examined.
+pub(super) fn refuse_own(path: &Path) -> Result<(), Error> {
+    let own = identity(Path::new("/proc/self/ns/net"))?;
+    if own.is_some() && own == identity(path)? {
+        // The wording of the reference library.
+        let msg = "plugin's netns and netns from CNI_NETNS should not be the same";
+        return Err(Error::new(Code::InvalidNetns, msg));
+    }
+    Ok(())
+}
+
+/// Returns the file identity, which identifies a namespace (namespaces(7)), without opening it; `None` if no file has this
+/// path.
+///
+/// # Errors
+/// [`Code::InvalidNetns`]: the file can't be examined.
+pub(super) fn identity(path: &Path) -> Result<Option<NetnsId>, Error> {
+    match fs::metadata(path) {
+        Ok(metadata) => Ok(Some(NetnsId::of(&metadata))),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) => {
+            let msg = format!("network namespace {}: can't be examined: {error}", path.display());
+            Err(Error::new(Code::InvalidNetns, msg))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The node configuration file, which applies to every attachment; and the report of a call to the node's agent, for
 //! the agent's log.
 
-use super::lazy_pod::{is_agent, is_injected};
+use super::evaluation::{is_agent, is_injected};
 use super::status;
 use crate::cluster::agent::{self, CallReport};
 use crate::cni::{

@@ -84,14 +84,6 @@ pub(super) fn reconcile(
     })
 }
 
-/// The saved state of a pod sandbox.
-struct Saved {
-    /// The attachments that have a record, in any network namespace.
-    attachments: Vec<Attachment>,
-    /// The records of this network namespace.
-    records: SandboxRecords,
-}
-
 /// What a call has begun, and may have to undo.
 #[derive(Default)]
 struct Started {
@@ -141,33 +133,31 @@ impl Reconciler<'_> {
         match self.operation {
             Operation::Add(..) => {}
             Operation::Repeat(policies) => {
-                let is_gone = |(attachment, _): &&(Attachment, Policy)| saved.records.get(attachment).is_none();
+                let is_gone = |(attachment, _): &&(Attachment, Policy)| saved.get(attachment).is_none();
                 policies.iter().find(is_gone).map_or(Ok(()), |(attachment, _)| Err(gone(attachment)))?;
             }
             // Without any saved state, rules with detour's names are removed.
-            Operation::Remove if saved.records.attachments.is_empty() => {}
-            Operation::Remove if saved.records.get(self.attachment).is_none() => return Ok(None),
+            Operation::Remove if saved.attachments.is_empty() => {}
+            Operation::Remove if saved.get(self.attachment).is_none() => return Ok(None),
             Operation::Remove => {}
         }
         let mut started = Started::default();
         let committed = self.attempts(&saved, &mut started);
         // The next DEL retries what a DEL can't remove.
         if committed.is_err() && !self.removes() {
-            self.undo(&saved.records, &started);
+            self.undo(&saved, &started);
         }
         committed.map(Some)
     }
 
     /// Reads the saved state.
-    fn read(&self) -> Result<Saved, Error> {
-        let (container_id, removed) = (&self.attachment.container_id, self.removes().then_some(self.attachment));
-        let attachments = self.store.attachments_of(container_id)?;
-        let records = SandboxRecords::read_of(self.store, container_id, &attachments, self.netns.id(), removed)?;
-        Ok(Saved { attachments, records })
+    fn read(&self) -> Result<SandboxRecords, Error> {
+        let removed = self.removes().then_some(self.attachment);
+        SandboxRecords::read(self.store, &self.attachment.container_id, self.netns, removed)
     }
 
     /// Retries until the rules are committed. `before` is the saved state before the first attempt.
-    fn attempts(&self, before: &Saved, started: &mut Started) -> Result<Committed, Error> {
+    fn attempts(&self, before: &SandboxRecords, started: &mut Started) -> Result<Committed, Error> {
         let (mut latest, mut force_nftables) = (None, false);
         let committed = wait::until(RETRY_TIMEOUT, wait::AT_ONCE, || {
             match self.attempt(latest.as_ref().unwrap_or(before), force_nftables, started) {
@@ -188,7 +178,12 @@ impl Reconciler<'_> {
         })
     }
 
-    fn attempt(&self, saved: &Saved, force_nftables: bool, started: &mut Started) -> Result<Committed, Failure> {
+    fn attempt(
+        &self,
+        saved: &SandboxRecords,
+        force_nftables: bool,
+        started: &mut Started,
+    ) -> Result<Committed, Failure> {
         let addresses = netns::own_families()?;
         let mut socket = NfSocket::open().map_err(|error| Failure::of(error, None))?;
         let live = LiveRuleset::read(&mut socket).map_err(|error| Failure::of(error, None))?;
@@ -205,12 +200,11 @@ impl Reconciler<'_> {
     /// Determines the desired rules, and the records that describe them.
     fn plan(
         &self,
-        saved: &Saved,
+        saved: &SandboxRecords,
         live: &LiveRuleset,
         addresses: OwnFamilies,
         force_nftables: bool,
     ) -> Result<Plan, Error> {
-        let saved = &saved.records;
         let known_rules = saved.known_rules();
         let foreign = live.foreign_redirection(&known_rules);
         let in_use = live.rule_format(saved.rule_format(None), &known_rules);
@@ -320,22 +314,20 @@ impl Reconciler<'_> {
         })
     }
 
-    /// Writes the records that differ from the `saved` ones. Returns [`Failure::Retry`] if another attachment was added
-    /// concurrently.
-    fn save_intent(&self, records: &SandboxRecords, saved: &Saved) -> Result<(), Failure> {
-        let is_changed =
-            |(attachment, record): &&(Attachment, AttachmentRecord)| saved.records.get(attachment) != Some(record);
-        let is_needed = self.adds() || records.sandbox != saved.records.sandbox;
+    /// Writes the records that differ from the `saved` ones.
+    fn save_intent(&self, records: &SandboxRecords, saved: &SandboxRecords) -> Result<(), Error> {
+        let is_changed = |(attachment, record): &&(Attachment, AttachmentRecord)| saved.get(attachment) != Some(record);
+        let is_needed = self.adds() || records.sandbox != saved.sandbox;
         let written = if is_needed { self.write_sandbox(records) } else { Ok(()) };
         let mut changed = records.attachments.iter().filter(is_changed);
         match written.and_then(|()| changed.try_for_each(|(attachment, record)| self.write(attachment, record))) {
             // A DEL must not fail because its intent can't be saved: until it is complete, the old records apply.
-            Err(error) if self.removes() => tracing::warn!("{error}"),
-            other => other?,
+            Err(error) if self.removes() => {
+                tracing::warn!("{error}");
+                Ok(())
+            }
+            other => other,
         }
-        let now = self.store.attachments_of(&self.attachment.container_id)?;
-        let is_new = |other: &Attachment| other != self.attachment && !saved.attachments.contains(other);
-        if now.iter().any(is_new) { Err(Failure::Retry) } else { Ok(()) }
     }
 
     /// Writes what the attachments share; their last DEL removes it.
@@ -435,7 +427,7 @@ impl Reconciler<'_> {
     /// The saved state can't be read or written, or a process in the pod owns a table.
     fn abandon(&self, cause: &Error) -> Result<(), Error> {
         tracing::warn!("DEL removes only the rules that it can find: {cause}");
-        let records = self.read()?.records;
+        let records = self.read()?;
         let is_other =
             |(other, record): &&(Attachment, AttachmentRecord)| other != self.attachment && record.netns_id.is_some();
         if let Some((other, record)) = records.attachments.iter().find(is_other) {

@@ -2,16 +2,19 @@
 
 mod sandbox;
 
-use super::inputs::{AddInputs, SavedInputs};
+use super::inputs::SavedInputs;
 use crate::cni::{Code, Error, Request, at_most};
 use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, MAX_RULES, RuleFormat, Ruleset, max_rules};
 use crate::netns::{Fixtures, NetNs, NetnsId, Routing};
-use crate::policy::{Contradiction, DnsCapture, Interception, InterceptionMode, Ipv6, Policy, Redirect};
+use crate::policy::{
+    ContainerExclusion, Contradiction, DnsCapture, Interception, InterceptionMode, Ipv6, Policy, Redirect,
+};
 use crate::state::{Attachment, Store, format};
 pub(super) use sandbox::{SandboxRecord, since_boot};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::path::PathBuf;
 
@@ -83,12 +86,6 @@ impl AttachmentRecord {
         Some(record)
     }
 
-    /// Returns the path and the identity of the network namespace. Without rules, the inputs have them.
-    pub(super) fn location(&self) -> Option<(PathBuf, NetnsId)> {
-        let own = self.netns_path.clone().zip(self.netns_id);
-        own.or_else(|| self.inputs.as_ref().and_then(AddInputs::read)?.netns)
-    }
-
     /// Returns the policy before a change that may not be committed; without such a change, the policy.
     fn before(&self) -> &Policy {
         self.previous_policy.as_ref().unwrap_or(&self.policy)
@@ -138,22 +135,16 @@ pub(crate) struct SandboxRecords {
 }
 
 impl SandboxRecords {
-    /// Reads the records of a pod sandbox. Skips those of another network namespace, which is gone.
-    pub(super) fn read(store: &Store, container_id: &str, netns: &NetNs) -> Result<Self, Error> {
-        Self::read_of(store, container_id, &store.attachments_of(container_id)?, netns.id(), None)
-    }
-
-    /// Reads the records of these `attachments` of a pod sandbox as [`Self::read`] does. Of a damaged record of `removed`,
-    /// the readable part is used.
-    pub(super) fn read_of(
+    /// Reads the records of a pod sandbox. Skips those of another network namespace, which is gone. Of a damaged record of
+    /// `removed`, the readable part is used.
+    pub(super) fn read(
         store: &Store,
         container_id: &str,
-        attachments: &[Attachment],
-        netns: NetnsId,
+        netns: &NetNs,
         removed: Option<&Attachment>,
     ) -> Result<Self, Error> {
-        let mut records = Self::read_all(store, attachments, removed)?.of_netns(netns);
-        let found = SandboxRecord::read(store, container_id, netns);
+        let mut records = Self::read_all(store, container_id, removed)?.of_netns(netns.id());
+        let found = SandboxRecord::read(store, container_id, netns.id());
         let is_recorded = found.is_some();
         records.sandbox = found.unwrap_or_default();
         for (_, record) in &records.attachments {
@@ -162,23 +153,19 @@ impl SandboxRecords {
         Ok(records)
     }
 
-    /// Reads the records of these `attachments`, also those of another network namespace, without what they share.
-    pub(super) fn read_all(
-        store: &Store,
-        attachments: &[Attachment],
-        removed: Option<&Attachment>,
-    ) -> Result<Self, Error> {
+    /// Reads the records of a pod sandbox, also those of another network namespace, without what they share.
+    pub(super) fn read_all(store: &Store, container_id: &str, removed: Option<&Attachment>) -> Result<Self, Error> {
         let mut records = Self::default();
-        for attachment in attachments {
-            let record = match store.read(attachment) {
-                Err(error) if error.code == Code::State && removed == Some(attachment) => {
+        for attachment in store.attachments_of(container_id)? {
+            let record = match store.read(&attachment) {
+                Err(error) if error.code == Code::State && removed == Some(&attachment) => {
                     tracing::warn!("DEL removes what the readable part of a damaged record describes: {error}");
-                    let fields = store.read_part(attachment).ok().flatten();
+                    let fields = store.read_part(&attachment).ok().flatten();
                     fields.and_then(|fields| AttachmentRecord::recover(&fields))
                 }
                 other => other?,
             };
-            records.attachments.extend(record.map(|record| (attachment.clone(), record)));
+            records.attachments.extend(record.map(|record| (attachment, record)));
         }
         Ok(records)
     }
@@ -263,6 +250,36 @@ impl SandboxRecords {
     }
 }
 
+/// The part of a record that the agent reads often. Other exclusions than those of containers, of which there can be many,
+/// are not read.
+#[derive(Deserialize)]
+pub(super) struct RecordPart {
+    pub(super) policy: PolicyPart,
+    netns_id: Option<NetnsId>,
+    pub(super) inputs: Option<SavedInputs>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct PolicyPart {
+    #[serde(default)]
+    pub(super) containers: BTreeSet<ContainerExclusion>,
+}
+
+impl RecordPart {
+    /// Reads the records of a pod sandbox, without those of an earlier network namespace, and what they share.
+    ///
+    /// # Errors
+    /// A record is damaged, or can't be read now.
+    pub(super) fn read_all(store: &Store, container_id: &str) -> Result<(SandboxRecord, Vec<Self>), Error> {
+        let shared = SandboxRecord::find(store, container_id)?.unwrap_or_default();
+        let attachments = store.attachments_of(container_id)?;
+        let parts = attachments.iter().filter_map(|attachment| store.read_part(attachment).transpose());
+        let mut parts: Vec<Self> = parts.collect::<Result<_, _>>()?;
+        parts.retain(|part| part.netns_id.is_none() || part.netns_id == shared.netns_id);
+        Ok((shared, parts))
+    }
+}
+
 /// How many pod sandboxes have a redirection of detour in each rule format.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -281,7 +298,7 @@ impl FormatCounts {
     pub fn read(store: &Store) -> Result<Self, Error> {
         let mut counts = Self::default();
         for sandbox in store.sandboxes()? {
-            let records = SandboxRecords::read_all(store, &store.attachments_of(&sandbox)?, None).unwrap_or_default();
+            let records = SandboxRecords::read_all(store, &sandbox, None).unwrap_or_default();
             match records.rule_format(None) {
                 Some(RuleFormat::Iptables) => counts.iptables += 1,
                 Some(RuleFormat::Nftables) => counts.nftables += 1,

@@ -1,6 +1,6 @@
 //! Platforms: the binary, the chart and the documentation have the same names and directories.
 
-use crate::helm::{agent, chart_file, manifests, nested, objects, render, render_for_openshift, schema};
+use crate::helm::{agent, manifests, nested, objects, render, render_for_openshift, schema};
 use detour_cni::agent::install::{PLATFORMS, Platform};
 use serde_json::{Value, json};
 use std::fs;
@@ -8,29 +8,6 @@ use std::process::Command;
 
 fn on(name: &str) -> Value {
     nested("global.platform", json!(name))
-}
-
-/// Returns the rows of the chart, in the form of the program's.
-fn chart_rows() -> Value {
-    let mut rows: Value = serde_saphyr::from_str(&chart_file("platforms.yaml")).expect("YAML");
-    for row in rows.as_object_mut().expect("an object").values_mut() {
-        let keys = row.as_object_mut().expect("an object");
-        keys.entry("aliases").or_insert(json!([]));
-        keys.retain(|key, _| ["aliases", "cniBinDir", "cniConfDir", "chained"].contains(&key.as_str()));
-    }
-    rows
-}
-
-#[test]
-fn the_chart_and_the_program_have_the_same_rows() {
-    let row = |platform: &Platform| {
-        let row = json!({
-            "aliases": platform.aliases, "cniBinDir": platform.bin_dir, "cniConfDir": platform.conf_dir,
-            "chained": platform.chained,
-        });
-        (platform.name.to_owned(), row)
-    };
-    assert_eq!(chart_rows(), Value::Object(PLATFORMS.iter().map(row).collect()));
 }
 
 #[test]

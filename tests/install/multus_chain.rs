@@ -129,7 +129,7 @@ fn contradictions_are_refused_before_anything_is_written() {
     for (arguments, wanted) in [
         (vec!["--chained=true", CHAIN], "expected --chained=false, got true; the plugin would run twice for each pod"),
         (vec![CHAIN], "expected --chained=false, got true, the default of kubernetes"),
-        (vec!["--chained=false", "--multus-chain=/"], "expected a directory with the name of a network"),
+        (vec!["--chained=false", "--multus-chain=/"], "invalid plugin configuration: missing network name"),
         (
             vec!["--platform=openshift", CHAIN, &primary],
             "expected a configuration without clusterNetwork and delegates",

@@ -284,7 +284,7 @@ impl Sandbox {
             return Ok(());
         }
         let is_old = |time: &SystemTime| time.elapsed().is_ok_and(|age| age > TIME_STAMP_PRECISION);
-        let excluded = ExcludedContainers::find(&self.id, root)?;
+        let excluded = ExcludedContainers::find(&self.id)?;
         if excluded.is_some() && self.captures.pod.is_none() {
             // Without it, Events are only logged.
             self.captures.pod = find::pod_of_sandbox(root, &self.id).ok().flatten();

@@ -4,7 +4,7 @@
 use super::conflist::{ConfList, UnusableList, list_name};
 use super::plan::{Change, ConfFile, Content, DesiredFile, FoundState, InstallPlan, ListEntry, OWN_LIST};
 use super::record::{Digest, FileRecord, Role, with_newest};
-use crate::cni::CNI_CONF_DIR;
+use crate::cni::{CNI_CONF_DIR, OWN_TYPES};
 use crate::host_path::HostPath;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -12,8 +12,6 @@ use std::{iter, slice};
 
 /// The programs of Multus: of its daemon's client, and without a daemon.
 const MULTUS: [&str; 2] = ["multus-shim", "multus"];
-/// The types of this program's configurations.
-const OWN_TYPES: [&str; 3] = ["detour", "istio-cni", "excludedns"];
 /// The types of other plugins that redirect traffic to a mesh.
 const MESHES: [&str; 4] = ["istio-cni", "linkerd-cni", "kuma-cni", "consul-cni"];
 

@@ -1,26 +1,25 @@
-//! Reads and changes the node's files: the found state and the plan, the locks of installers (`locks`), and what
-//! is installed (`installed`).
+//! Reads and changes the node's files, under the locks of installers; what is installed (`installed`).
 
 mod installed;
-mod locks;
 
 pub use installed::{Installed, InstalledText, InstalledTexts};
-pub use locks::Leadership;
 
+use super::InstallError;
 use super::conflist::{ConfList, UnusableList};
-use super::error::InstallError;
 use super::plan::{Change, ConfFile, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, OWN_LIST};
 use super::reconcile::{reconcile, undo};
 use super::record::{Digest, InstallRecord, Role};
 use super::settings::PLATFORMS;
-use crate::cni::{PROGRAM, is_configuration_file};
+use crate::cni::is_configuration_file;
 use crate::host_path::{HostPath, HostRoot};
 use crate::networks::check_chained_plugin;
 use crate::state::format;
-use crate::trusted_file::{self, Durability, is_trusted, names_in, read_nofollow, replace_file, sync_directory};
+use crate::trusted_file::{
+    self, Durability, FileId, create_directories, is_trusted, names_in, read_nofollow, replace_file, sync_directory,
+};
 use rustix::fs::OFlags;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
 use std::mem;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
@@ -33,8 +32,19 @@ const MAX_RECORD_SIZE: u64 = 4 << 20;
 
 /// The directory on the node with the installation record, the kubeconfig and the node configuration.
 const STATE_DIRECTORY: &str = "/var/lib/cni/detour";
+/// The plugin's file in the directory of Multus's auxiliary chain.
+pub const CHAIN_FILE: &str = "detour.conf";
 /// The name of the installation record.
 const RECORD: &str = "install.json";
+
+/// The lock under which installers change the node.
+const CHANGES: &str = "install.lock";
+/// The lock of the agent that leads on the node, which it holds while it runs.
+const LEADERSHIP: &str = "agent.lock";
+
+/// The lock of the agent that leads on the node.
+#[derive(Debug)]
+pub struct Leadership(#[expect(dead_code, reason = "held, never read")] File);
 
 /// The file system of a node.
 #[derive(Debug, Clone)]
@@ -81,43 +91,28 @@ impl NodeFiles {
         self.root.reach(path).map_err(|error| InstallError::file("resolve", path, &error))
     }
 
-    /// Returns the plan of [`Self::install`], without a change.
+    /// Returns the plan of [`Self::change`], without a change.
     ///
     /// # Errors
     /// A file or directory can't be read, or the installation belongs to another DaemonSet.
-    pub fn preview(&self, desired: &DesiredState) -> Result<InstallPlan, InstallError> {
-        reconcile(desired, &self.look(Some(desired))?)
+    pub fn preview(&self, desired: Option<&DesiredState>) -> Result<InstallPlan, InstallError> {
+        let found = self.look(desired)?;
+        desired.map_or_else(|| Ok(undo(&found)), |desired| reconcile(desired, &found))
     }
 
-    /// Brings the node to the desired state, under the lock of installers. Returns what has changed.
+    /// Brings the node to the desired state, or removes the installation from it, under the lock of installers. Returns
+    /// what has changed.
     ///
     /// # Errors
     /// As [`Self::preview`], or the file system refuses a change. The changes before it stay, and every configuration is
     /// complete.
-    pub fn install(&self, desired: &DesiredState) -> Result<InstallPlan, InstallError> {
+    pub fn change(&self, desired: Option<&DesiredState>) -> Result<InstallPlan, InstallError> {
         let _lock = self.lock()?;
         let plan = self.preview(desired)?;
         self.apply(&plan)?;
-        Ok(plan)
-    }
-
-    /// Returns the plan of [`Self::uninstall`], without a change.
-    ///
-    /// # Errors
-    /// A file or directory can't be read.
-    pub fn preview_uninstall(&self) -> Result<InstallPlan, InstallError> {
-        Ok(undo(&self.look(None)?))
-    }
-
-    /// Removes the installation from the node, under the lock of installers. Returns what has changed.
-    ///
-    /// # Errors
-    /// As [`Self::preview_uninstall`], or the file system refuses a change.
-    pub fn uninstall(&self) -> Result<InstallPlan, InstallError> {
-        let _lock = self.lock()?;
-        let plan = self.preview_uninstall()?;
-        self.apply(&plan)?;
-        self.remove_locks(&plan.record);
+        if desired.is_none() {
+            self.remove_locks(&plan.record);
+        }
         Ok(plan)
     }
 
@@ -136,11 +131,10 @@ impl NodeFiles {
         if let Some(desired) = desired {
             self.name_as_desired(&mut found.record, desired);
             paths.extend(desired.paths().cloned());
-            paths.extend(desired.programs().map(|path| path.sibling(PROGRAM)));
             found.notes.extend(self.untrusted(desired));
             found.programs = self.programs(&found.record, desired)?;
             if let Some(directory) = &desired.multus_chain {
-                found.invalid_chain_files = self.invalid_files(directory, &desired.paths().collect::<Vec<_>>())?;
+                found.invalid_chain_files = self.invalid_chain_files(directory)?;
             }
             if let Some(entry) = &desired.entry {
                 paths.insert(entry.dir.join(OWN_LIST));
@@ -188,27 +182,23 @@ impl NodeFiles {
     ///
     /// # Errors
     /// The directory can't be read.
-    pub fn invalid_chain_files(
-        &self,
-        directory: &HostPath,
-        record: &InstallRecord,
-    ) -> Result<Vec<String>, InstallError> {
-        self.invalid_files(directory, &record.files.keys().collect::<Vec<_>>())
-    }
-
-    fn invalid_files(&self, directory: &HostPath, own: &[&HostPath]) -> Result<Vec<String>, InstallError> {
-        let names = self.names(directory)?.into_iter().filter(|name| name.ends_with(".conf"));
-        let mut paths: Vec<_> = names.map(|name| directory.join(&name)).filter(|path| !own.contains(&path)).collect();
-        // libcni skips directories.
-        let is_directory =
-            |path: &HostPath| self.root.reach_entry(path).and_then(fs::symlink_metadata).map(|it| it.is_dir());
-        paths.retain(|path| !is_directory(path).unwrap_or(false));
-        let invalid =
-            |path: HostPath| match self.root.reach(&path).and_then(|path| trusted_file::read(&path, MAX_TEXT_SIZE)) {
+    pub fn invalid_chain_files(&self, directory: &HostPath) -> Result<Vec<String>, InstallError> {
+        let invalid = |name: &String| {
+            let path = directory.join(name);
+            // libcni skips directories.
+            if self.root.reach_entry(&path).and_then(fs::symlink_metadata).is_ok_and(|entry| entry.is_dir()) {
+                return None;
+            }
+            match self.root.reach(&path).and_then(|reached| trusted_file::read(&reached, MAX_TEXT_SIZE)) {
                 Ok(text) => check_chained_plugin(&path.to_string(), &text).err().map(|error| error.msg),
                 Err(error) => Some(format!("{path}: {error}")),
-            };
-        Ok(paths.into_iter().filter_map(invalid).collect())
+            }
+        };
+        let names = self.names(directory)?.into_iter();
+        Ok(names
+            .filter(|name| name.ends_with(".conf") && name != CHAIN_FILE)
+            .filter_map(|name| invalid(&name))
+            .collect())
     }
 
     /// Returns the installation record; `None` if nothing is installed.
@@ -255,7 +245,6 @@ impl NodeFiles {
         let mut configurations = BTreeMap::new();
         for name in self.names(dir)?.into_iter().filter(|name| is_configuration_file(name)) {
             let path = dir.join(&name);
-            let is_link = self.root.reach_entry(&path).is_ok_and(|entry| entry.is_symlink());
             let list = match self.file(&path) {
                 Ok(Some(file)) => {
                     let not_text = || UnusableList::Unsupported("expected UTF-8 text of at most 1 MiB".into());
@@ -263,11 +252,10 @@ impl NodeFiles {
                     files.insert(path.clone(), file);
                     list
                 }
-                Ok(None) if !is_link => continue,
-                Err(error) if !is_link => return Err(InstallError::file("read", &path, &error)),
-                _ => Err(UnusableList::Invalid(
-                    "symbolic link to a missing file, or to one that is not mounted here".to_owned(),
-                )),
+                Ok(None) => {
+                    Err(UnusableList::Invalid("not a file, or a symbolic link to one that is not here".to_owned()))
+                }
+                Err(error) => Err(UnusableList::Unsupported(error.to_string())),
             };
             configurations.insert(name, ConfFile { list, untrusted: self.untrusted_path(&path) });
         }
@@ -354,6 +342,74 @@ impl NodeFiles {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error),
             Ok(()) => sync_directory(path.parent().unwrap_or(Path::new("/"))),
+        }
+    }
+
+    /// Waits for the lock under which installers change the node. It is released when the file is closed.
+    fn lock(&self) -> Result<File, InstallError> {
+        self.locked(CHANGES, |file| file.lock().map_err(TryLockError::Error))
+            .map_err(|error| InstallError::file("lock", &state_path(CHANGES), &error))
+    }
+
+    /// Returns the lock of the agent that leads; `None` while another agent holds it.
+    ///
+    /// # Errors
+    /// The state directory can't be written.
+    pub fn lead(&self) -> Result<Option<Leadership>, InstallError> {
+        match self.locked(LEADERSHIP, File::try_lock) {
+            Ok(file) => Ok(Some(Leadership(file))),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(InstallError::file("lock", &state_path(LEADERSHIP), &error)),
+        }
+    }
+
+    /// Removes the file of the lock, which this process holds, if nothing is installed, and that of a killed agent. Another
+    /// process that waits for a lock creates a new file.
+    fn remove_locks(&self, installed: &InstallRecord) {
+        if installed.is_empty() {
+            self.remove_lock(CHANGES);
+        }
+        if self.has(&state_path(LEADERSHIP)) && !self.has_agent() {
+            self.remove_lock(LEADERSHIP);
+        }
+    }
+
+    /// Whether an agent leads.
+    #[must_use]
+    pub fn has_agent(&self) -> bool {
+        let file = self.root.reach_entry(&state_path(LEADERSHIP)).and_then(|path| open(&path));
+        file.is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
+    }
+
+    /// Ends the lead of this agent. The lock is held while its file is removed: an agent that starts now creates a new one.
+    pub fn end_lead(&self, own: Leadership) {
+        self.remove_lock(LEADERSHIP);
+        drop(own);
+    }
+
+    /// Locks a file with `lock`; creates it if it is missing.
+    fn locked(&self, name: &str, lock: impl Fn(&File) -> Result<(), TryLockError>) -> io::Result<File> {
+        loop {
+            let path = self.root.reach_entry(&state_path(name))?;
+            create_directories(path.parent().unwrap_or(Path::new("/")))?;
+            // Opening it for writing would wake processes that watch the directory.
+            let file = trusted_file::open(&path, OFlags::RDONLY | OFlags::CREATE)?;
+            let own = file.metadata()?;
+            // A user who can open a file can also hold its lock.
+            if own.mode() & 0o077 != 0 {
+                file.set_permissions(Permissions::from_mode(0o600))?;
+            }
+            lock(&file)?;
+            // Another process may have removed the file before it was locked.
+            if fs::metadata(&path).is_ok_and(|found| FileId::of(&found) == FileId::of(&own)) {
+                return Ok(file);
+            }
+        }
+    }
+
+    fn remove_lock(&self, name: &str) {
+        if let Err(error) = self.remove(&state_path(name)) {
+            tracing::warn!("can't remove {}: {error}", state_path(name));
         }
     }
 }

@@ -49,7 +49,7 @@ pub enum Content {
     Program(PathBuf, Digest),
     /// This text.
     Text(String),
-    /// Unknown now for this reason: the file on the node stays as it is.
+    /// The credentials of the plugin, which are unknown now for this reason: the file on the node stays as it is.
     Unknown(String),
 }
 
@@ -80,23 +80,6 @@ impl DesiredState {
     /// Returns the paths of the program.
     pub(super) fn programs(&self) -> impl Iterator<Item = &HostPath> {
         self.files.iter().filter(|file| file.role == Role::Program).map(|file| &file.path)
-    }
-
-    /// Returns the first file whose content is unknown, and the reason.
-    #[must_use]
-    pub fn unknown(&self) -> Option<(&HostPath, &str)> {
-        self.files.iter().find_map(|file| match &file.content {
-            Content::Unknown(why) => Some((&file.path, why.as_str())),
-            _ => None,
-        })
-    }
-
-    /// Returns what the plugin lacks and an installation can't provide now. Everything else is installed, and the node is
-    /// not ready without it.
-    pub(super) fn lacks(&self) -> Option<String> {
-        let unwritten =
-            |(path, why)| format!("credentials of the plugin ({path}), without which pods with a sidecar wait: {why}");
-        self.unknown().map(unwritten).or_else(|| self.expired.clone())
     }
 }
 
@@ -285,7 +268,9 @@ impl InstallPlan {
         let (digest, change) = match content {
             Content::Program(file, digest) => (digest.clone(), Change::Program(file.clone())),
             Content::Text(text) => (Digest::of(text.as_bytes()), Change::Text(text.clone(), role.mode())),
-            Content::Unknown(_) => {
+            Content::Unknown(why) => {
+                self.lacks =
+                    Some(format!("credentials of the plugin ({path}), without which pods with a sidecar wait: {why}"));
                 let recorded = found.record.files.get(path);
                 self.record.files.extend(recorded.map(|file| (path.clone(), file.clone())));
                 return;
@@ -308,7 +293,11 @@ impl InstallPlan {
         let plugin = file.text.as_deref().and_then(plugin_of);
         let is_istio = name == "istio-cni" || plugin.as_deref() == Some("istio-cni");
         let owner = match (&plugin, role) {
-            _ if is_istio => "probably of Istio's CNI plugin (its chart, or an IstioCNI of an operator)".to_owned(),
+            _ if is_istio => {
+                "probably of Istio's CNI plugin (its chart, or an IstioCNI of an operator; docs/migrate.md and \
+                              docs/openshift.md describe both)"
+                    .to_owned()
+            }
             (Some(plugin), _) => format!("a configuration of the plugin {plugin:?}"),
             (None, Role::Program) => "another program".to_owned(),
             (None, _) => "unknown".to_owned(),
@@ -320,14 +309,10 @@ impl InstallPlan {
             Role::Entry => "use an attachment (--chained=false)",
             _ => "move its settings to the file of --config",
         };
-        let guide = match is_istio {
-            true => "; docs/migrate.md describes both, docs/openshift.md for OpenShift Service Mesh and Sail",
-            false => "",
-        };
         self.refused.get_or_insert_with(|| {
             format!(
                 "can't write {path}: it belongs to another owner: {owner}; uninstall that tool or remove the file, or \
-                 {other}{guide}"
+                 {other}"
             )
         });
     }
@@ -340,17 +325,12 @@ pub(super) fn is_foreign(path: &HostPath, role: Role, file: &FoundFile, found: &
     let is_recorded = found.record.files.contains_key(path);
     let is_changed = found.own_digest(path).is_none();
     match role {
-        Role::Program => is_changed && *path.name() != *PROGRAM && !is_copy_of_own(path, file, found),
+        Role::Program => is_changed && *path.name() != *PROGRAM,
         Role::OwnList => !is_recorded && !ConfList::parse(text).is_ok_and(|list| list.is_own()),
         Role::Kubeconfig => !is_recorded && token_in(text).is_none(),
         Role::Configuration if is_recorded => is_changed && plugin_of(text).is_some() && !has_own_key(text),
         Role::Configuration | Role::Node | Role::Entry => !is_recorded,
     }
-}
-
-/// Whether the program `detour` beside it is the same: both are of an earlier version.
-fn is_copy_of_own(path: &HostPath, file: &FoundFile, found: &FoundState) -> bool {
-    found.files.get(&path.sibling(PROGRAM)).is_some_and(|beside| beside.digest == file.digest)
 }
 
 /// Whether a configuration has a key that each one of an installation has, and none of another tool.

@@ -1,9 +1,9 @@
 //! The difference between a node's desired and found state, as a plan, the plan that removes an installation, and what
 //! differs from the installation record.
 
+use super::InstallError;
 use super::cluster_list::ClusterList;
 use super::conflist::ConfList;
-use super::error::InstallError;
 use super::plan::{Change, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, is_foreign};
 use super::record::{FileRecord, InstallRecord, Role};
 use crate::host_path::HostPath;
@@ -28,7 +28,7 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
         },
         notes: found.notes.clone(),
         invalid_chain_files: found.invalid_chain_files.clone(),
-        lacks: desired.lacks(),
+        lacks: desired.expired.clone(),
         ..InstallPlan::default()
     };
     for file in &desired.files {
@@ -38,10 +38,20 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
         let bin_dir = desired.programs().next().map(HostPath::parent);
         ClusterList { desired: entry, bin_dir, found }.plan(&mut plan);
     }
+    let recorded = &found.record.files;
     if plan.refused.is_some() {
-        keep_only_recorded(found, &mut plan);
+        // A refused installation adds nothing, and keeps what it has.
+        plan.actions.retain(|action| recorded.contains_key(&action.path));
+        plan.record.files.retain(|path, _| recorded.contains_key(path));
+        plan.record.multus_chain.clone_from(&found.record.multus_chain);
     }
-    remove_undesired(found, &mut plan);
+    let undesired = recorded.iter().filter(|(path, _)| !plan.record.files.contains_key(*path));
+    let undesired: Vec<_> = undesired.map(|(path, file)| (path.clone(), file.clone())).collect();
+    // While the installation is incomplete, the parts of earlier ones stay.
+    match plan.waits_for.is_some() || plan.refused.is_some() {
+        true => plan.record.files.extend(undesired),
+        false => remove(undesired, found, &mut plan),
+    }
     plan.follows = follows(&plan, found);
     Ok(plan)
 }
@@ -97,25 +107,6 @@ fn record_difference(record: &FileRecord, file: &FoundFile) -> Option<String> {
         }),
         Ok(_) if !is_entry && file.mode != mode => Some(format!("expected mode {mode:04o}, got {:04o}", file.mode)),
         Ok(_) => (!is_entry && !file.trusted).then(|| "not owned by root".to_owned()),
-    }
-}
-
-/// Keeps the changes of files that are in the record: a refused installation adds nothing, and keeps what it has.
-fn keep_only_recorded(found: &FoundState, plan: &mut InstallPlan) {
-    let recorded = &found.record.files;
-    plan.actions.retain(|action| recorded.contains_key(&action.path));
-    plan.record.files.retain(|path, _| recorded.contains_key(path));
-    plan.record.multus_chain.clone_from(&found.record.multus_chain);
-}
-
-/// Removes the parts of earlier installations that are no longer desired. While the installation is incomplete, they stay.
-fn remove_undesired(found: &FoundState, plan: &mut InstallPlan) {
-    let mut undesired = found.record.files.clone();
-    undesired.retain(|path, _| !plan.record.files.contains_key(path));
-    if plan.waits_for.is_some() || plan.refused.is_some() {
-        plan.record.files.extend(undesired);
-    } else {
-        remove(undesired.into_iter().collect(), found, plan);
     }
 }
 

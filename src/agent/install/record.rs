@@ -6,8 +6,6 @@ use ring::digest::{Context, SHA256};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::fmt;
-use std::fmt::Write;
 use std::io::{self, Read};
 
 /// The record of an installation: everything that an uninstallation removes.
@@ -102,7 +100,6 @@ pub(super) fn with_newest(earlier: impl IntoIterator<Item = Digest>, newest: Dig
 #[serde(transparent)]
 pub struct Digest(String);
 
-const PREFIX: &str = "sha256:";
 /// Bytes read at a time: the agent must not hold a whole program in memory.
 const CHUNK_SIZE: usize = 1 << 16;
 
@@ -121,13 +118,12 @@ impl Digest {
     /// Reading fails.
     pub fn read(mut reader: impl Read) -> io::Result<Self> {
         let mut context = Context::new(&SHA256);
-        let mut chunk = Vec::with_capacity(CHUNK_SIZE);
+        let mut chunk = vec![0; CHUNK_SIZE];
         loop {
-            chunk.clear();
-            if reader.by_ref().take(CHUNK_SIZE as u64).read_to_end(&mut chunk)? == 0 {
-                return Ok(Self::finish(context));
+            match reader.read(&mut chunk)? {
+                0 => return Ok(Self::finish(context)),
+                length => context.update(&chunk[..length]),
             }
-            context.update(&chunk);
         }
     }
 
@@ -135,29 +131,15 @@ impl Digest {
     /// sort them, as Go does.
     #[must_use]
     pub fn of_value(value: &Value) -> Self {
-        Self::of(sorted_text(value).as_bytes())
+        let mut sorted = value.clone();
+        sorted.sort_all_objects();
+        Self::of(sorted.to_string().as_bytes())
     }
 
     fn finish(context: Context) -> Self {
-        let mut text = PREFIX.to_owned();
-        for byte in context.finish().as_ref() {
-            // Writing to a String can't fail.
-            let _ = write!(text, "{byte:02x}");
-        }
-        Self(text)
+        let digits = context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        Self(format!("sha256:{digits}"))
     }
-}
-
-impl fmt::Display for Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-fn sorted_text(value: &Value) -> String {
-    let mut sorted = value.clone();
-    sorted.sort_all_objects();
-    sorted.to_string()
 }
 
 #[cfg(test)]
@@ -167,7 +149,7 @@ mod tests {
     #[test]
     fn a_digest_is_the_sha256_of_the_content() {
         let empty = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-        assert_eq!(Digest::of(b"").to_string(), empty);
+        assert_eq!(Digest::of(b"").0, empty);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What an installation writes, and where: the texts of the plugin's configuration, of the node configuration and of the
 //! kubeconfig, and the directories of each platform.
 
-use super::error::InstallError;
+use super::InstallError;
 use crate::cni::{CniCommand, NetConf, POD_ANNOTATIONS, PROGRAM};
 use crate::host_path::HostPath;
 use crate::plugin::{TargetNode, validate};
@@ -9,8 +9,9 @@ use crate::sub_plugins::SubPlugin;
 use crate::suggest::closest;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use std::net::IpAddr;
+use std::sync::LazyLock;
 
 /// The CNI version in a configuration file for Multus: the version that Istio uses and every Multus supports.
 const ATTACHMENT_VERSION: &str = "0.3.1";
@@ -147,92 +148,42 @@ fn refused(error: crate::cni::Error) -> InstallError {
 }
 
 /// The properties of a platform.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Platform {
     /// Its name for `--platform`.
     pub name: &'static str,
     /// Other names that `--platform` accepts.
-    pub aliases: &'static [&'static str],
+    #[serde(default, borrow)]
+    pub aliases: Vec<&'static str>,
     /// The directory in which the runtime or Multus looks for plugins.
+    #[serde(rename = "cniBinDir")]
     pub bin_dir: &'static str,
     /// The directory of network configurations.
+    #[serde(rename = "cniConfDir")]
     pub conf_dir: &'static str,
     /// Whether the plugin is added to the cluster network's configuration list. Otherwise it has a configuration file
     /// of its own, which pods select as an attachment.
     pub chained: bool,
-    /// Whether new pods get rules in format nftables, as with istio-cni there: RHEL 10 has nft_compat only in the package
-    /// kernel-modules-extra, and OpenShift's network operator (iptables-alerter) reports each pod with iptables rules.
+    /// Whether new pods get rules in format nftables.
+    #[serde(default)]
     pub nftables: bool,
     /// Paths that exist on every node of this platform and on no other, for detection. If empty, the platform is not
     /// detected; it has the same directories as the default.
-    evidence: &'static [&'static str],
+    #[serde(default, borrow)]
+    evidence: Vec<&'static str>,
 }
 
-/// The platforms. Detection takes the first one whose evidence exists; the last one is the default.
-///
-/// Directories are from Istio's platform profiles (`manifests/helm-profiles`), from MicroShift's Multus and CRI-O
-/// configuration, and from Bottlerocket's mount units. Evidence is written by the platforms' own components: OpenShift's
-/// machine-config daemon, MicroShift, k3s's server and agent. `manifests/chart/platforms.yaml` has the same rows.
-pub const PLATFORMS: [Platform; 9] = [
-    Platform {
-        name: "openshift",
-        aliases: &["aro", "crc", "ocp", "okd", "rosa"],
-        bin_dir: "/var/lib/cni/bin",
-        conf_dir: "/etc/cni/multus/net.d",
-        chained: false,
-        nftables: true,
-        evidence: &["/etc/machine-config-daemon"],
-    },
-    Platform {
-        name: "microshift",
-        bin_dir: "/run/cni/bin",
-        conf_dir: "/etc/cni/multus/net.d",
-        chained: false,
-        nftables: true,
-        evidence: &["/var/lib/microshift"],
-        ..USUAL
-    },
-    Platform { name: "gke", bin_dir: "/home/kubernetes/bin", evidence: &["/home/kubernetes/bin"], ..USUAL },
-    Platform {
-        name: "k3d",
-        bin_dir: "/bin",
-        conf_dir: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
-        evidence: &["/bin/k3s", "/var/lib/rancher/k3s"],
-        ..USUAL
-    },
-    Platform {
-        name: "k3s",
-        bin_dir: "/var/lib/rancher/k3s/data/cni",
-        conf_dir: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
-        evidence: &["/var/lib/rancher/k3s"],
-        ..USUAL
-    },
-    Platform {
-        name: "microk8s",
-        bin_dir: "/var/snap/microk8s/current/opt/cni/bin",
-        conf_dir: "/var/snap/microk8s/current/args/cni-network",
-        evidence: &["/var/snap/microk8s/current"],
-        ..USUAL
-    },
-    Platform { name: "bottlerocket", ..USUAL },
-    Platform { name: "minikube", ..USUAL },
-    Platform {
-        name: "kubernetes",
-        aliases: &["aks", "default", "eks", "iks", "k0s", "kind", "kubeadm", "rke1", "rke2", "talos"],
-        ..USUAL
-    },
-];
-
-/// The usual properties, without a name.
-const USUAL: Platform = Platform {
-    name: "",
-    aliases: &[],
-    bin_dir: "/opt/cni/bin",
-    conf_dir: "/etc/cni/net.d",
-    chained: true,
-    nftables: false,
-    evidence: &[],
-};
+/// The platforms, from the chart's table. Detection takes the first one whose evidence exists; the last one is the default.
+pub static PLATFORMS: LazyLock<Vec<Platform>> = LazyLock::new(|| {
+    let table = include_str!("../../../manifests/chart/platforms.yaml");
+    let rows: Map<String, Value> = serde_saphyr::from_str(table).expect("a table, which the tests read");
+    let row = |(name, mut row): (String, Value)| {
+        row["name"] = name.into();
+        serde_json::from_str(row.to_string().leak()).expect("a platform, which the tests read")
+    };
+    rows.into_iter().map(row).collect()
+});
 
 impl Platform {
     /// Returns the platform with this name or alias.
@@ -250,7 +201,7 @@ impl Platform {
     /// Returns all names and aliases, sorted.
     #[must_use]
     pub fn names() -> Vec<&'static str> {
-        let mut names: Vec<_> = PLATFORMS.iter().flat_map(|p| [p.name].into_iter().chain(p.aliases.to_vec())).collect();
+        let mut names: Vec<_> = PLATFORMS.iter().flat_map(|p| [p.name].into_iter().chain(p.aliases.clone())).collect();
         names.sort_unstable();
         names
     }
@@ -259,25 +210,20 @@ impl Platform {
     #[must_use]
     pub fn detect(exists: impl Fn(&HostPath) -> bool) -> &'static Self {
         let path_exists = |path: &str| HostPath::new(path).is_some_and(|path| exists(&path));
-        let [others @ .., default] = &PLATFORMS;
         let is_detected =
             |platform: &&Self| !platform.evidence.is_empty() && platform.evidence.iter().all(|path| path_exists(path));
-        others.iter().find(is_detected).unwrap_or(default)
+        PLATFORMS.iter().find(is_detected).unwrap_or(&PLATFORMS[PLATFORMS.len() - 1])
     }
 }
 
-/// Returns the text of a kubeconfig with this token for the API server at the URL `server`. `ca` are the certificate authorities (PEM)
-/// that sign its certificate; `None` for those that the node trusts.
+/// Returns the text of a kubeconfig with this token for the API server at the URL `server`. `ca` are the certificate
+/// authorities (PEM) that sign its certificate.
 #[must_use]
-pub fn kubeconfig(server: &str, ca: Option<&[u8]>, token: &str) -> String {
-    let mut cluster = json!({ "server": server });
-    if let Some(pem) = ca {
-        cluster["certificate-authority-data"] = STANDARD.encode(pem).into();
-    }
+pub fn kubeconfig(server: &str, ca: &[u8], token: &str) -> String {
     let config = json!({
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{ "name": "local", "cluster": cluster }],
+        "clusters": [{ "name": "local", "cluster": { "server": server, "certificate-authority-data": STANDARD.encode(ca) } }],
         "users": [{ "name": "detour", "user": { "token": token } }],
         "contexts": [{ "name": "detour", "context": { "cluster": "local", "user": "detour" } }],
         "current-context": "detour",
@@ -296,10 +242,7 @@ pub fn token_in(text: &str) -> Option<String> {
 /// host is an IP address there, so the plugin needs no DNS.
 #[must_use]
 pub fn server_url(host: &str, port: &str) -> String {
-    match host.parse() {
-        Ok(IpAddr::V6(address)) => format!("https://[{address}]:{port}"),
-        _ => format!("https://{host}:{port}"),
-    }
+    if host.contains(':') { format!("https://[{host}]:{port}") } else { format!("https://{host}:{port}") }
 }
 
 #[cfg(test)]
@@ -312,10 +255,10 @@ mod tests {
 
     #[test]
     fn each_platform_is_detected_by_its_evidence() {
-        let [others @ .., default] = &PLATFORMS;
-        for platform in others {
+        let default = Platform::named("kubernetes").expect("the default");
+        for platform in PLATFORMS.iter() {
             let wanted = if platform.evidence.is_empty() { default } else { platform };
-            assert_eq!(detected(platform.evidence), wanted.name);
+            assert_eq!(detected(&platform.evidence), wanted.name);
             assert_eq!((wanted.bin_dir, wanted.conf_dir), (platform.bin_dir, platform.conf_dir), "{}", platform.name);
         }
         // Nodes that have directories of other platforms.
@@ -325,7 +268,7 @@ mod tests {
 
     #[test]
     fn every_name_and_alias_is_accepted_and_means_one_platform() {
-        for platform in &PLATFORMS {
+        for platform in PLATFORMS.iter() {
             for name in platform.aliases.iter().chain([&platform.name]) {
                 assert_eq!(Platform::named(name).expect("accepted").name, platform.name);
             }

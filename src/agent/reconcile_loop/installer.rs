@@ -110,7 +110,7 @@ impl Installer {
             Ok(DesiredInstallation { desired, .. }) => desired,
             Err(why) => return Some(why),
         };
-        match self.node().preview(&desired) {
+        match self.node().preview(Some(&desired)) {
             Ok(plan) => plan.refused,
             Err(error) => Some(error.to_string()),
         }
@@ -139,7 +139,7 @@ impl Installer {
     }
 
     fn reconcile(&self, desired: &DesiredState) -> Result<Iteration, InstallError> {
-        let plan = self.node().install(desired)?;
+        let plan = self.node().change(Some(desired))?;
         if desired.multus_chain.is_some() {
             self.metrics.set("multus_chain_invalid_files", [], plan.invalid_chain_files.len());
         }
@@ -174,7 +174,7 @@ impl Installer {
         let Installation { node, owner, .. } = &self.installation;
         let is_own = || node.other_owner(owner.as_deref()).is_ok_and(|owner| owner.is_none());
         let removes = removes && self.leadership.is_some() && is_own();
-        let plan = if removes { node.uninstall() } else { Ok(InstallPlan::default()) };
+        let plan = if removes { node.change(None) } else { Ok(InstallPlan::default()) };
         let plan = plan.map_err(|error| error.to_string())?;
         plan.actions.iter().for_each(|action| tracing::info!("{action}"));
         plan.notes.iter().for_each(|note| tracing::warn!("{note}"));

@@ -2,25 +2,25 @@
 //! describe.
 
 use super::PROGRAM_FILE;
-use super::attachments::{Attachment, GivenKeys};
 use crate::cli::cluster::{NodeArguments, own_kubeconfig};
 use crate::cli::output::CommandError;
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{
-    Content, DesiredFile, DesiredState, Digest, Entry, HostPath, ListEntry, NodeFiles, OWN_LIST, PROGRAM, Platform,
+    CHAIN_FILE, Content, DesiredFile, DesiredState, Digest, Entry, HostPath, ListEntry, NodeFiles, PROGRAM, Platform,
     Role, kubeconfig, server_url,
 };
 use detour_cni::cluster::{Api, KubeconfigSummary};
 use detour_cni::cni::{
     AUTO_DIALECT, GROUP_FILE, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf, RuleFormat,
-    is_identifier, primary_in_attachment,
+    is_dns_subdomain, primary_in_attachment, unknown_key,
 };
 use detour_cni::inspect::kubeconfig_warning;
 use detour_cni::plugin::TargetNode;
 use detour_cni::plugin::probe::needed_format;
-use detour_cni::trusted_file::read_trusted;
-use serde_json::json;
+use detour_cni::trusted_file::{read, read_trusted};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::env;
 use std::path::{Path, PathBuf};
@@ -28,8 +28,6 @@ use std::sync::LazyLock;
 
 /// The rule format that this kernel needs, found once: the agent evaluates the configuration again and again.
 static NEEDED_FORMAT: LazyLock<Option<RuleFormat>> = LazyLock::new(needed_format);
-/// The plugin's file in the directory of Multus's auxiliary chain.
-const MULTUS_CHAIN_FILE: &str = "detour.conf";
 /// Multus's directory of configurations, for the files of attachments beside an entry in the cluster network's list.
 const ATTACHMENT_DIRECTORY: &str = "/etc/cni/multus/net.d";
 /// The namespaces whose pods are skipped, unless the administrator's keys name others.
@@ -37,6 +35,13 @@ const DEFAULT_EXCLUDED: [&str; 2] = ["istio-system", "kube-system"];
 /// Limit for each credential file. The largest is ca.crt.
 const MAX_CREDENTIAL: u64 = 1 << 20;
 
+/// Limit for each file. Its content becomes part of the plugin's configurations.
+const MAX_FILE: u64 = 1 << 20;
+/// Limit for the name of an attachment, as in the chart.
+const MAX_NAME: usize = 63;
+
+/// The name of the network, unless `--config` sets one: that of Istio's NetworkAttachmentDefinition.
+const DEFAULT_NETWORK: &str = "istio-cni";
 /// The desired installation.
 #[derive(Debug, Clone, Args)]
 pub(in crate::cli) struct InstallOptions {
@@ -107,24 +112,16 @@ impl InstallOptions {
         let is_chained = self.chained.unwrap_or(platform.chained);
         let default =
             if self.chained.is_none() { format!(", the default of {}", platform.name) } else { String::new() };
-        let problem = match &self.multus_chain {
+        match &self.multus_chain {
             _ if self.own_list && !is_chained => {
-                format!("--own-list=true: expected --chained=true, got false{default}")
+                Err(CommandError::Usage(format!("--own-list=true: expected --chained=true, got false{default}")))
             }
-            _ if self.own_list && self.conf_name.as_deref() == Some(OWN_LIST) => {
-                format!("--conf-name {OWN_LIST}: expected the cluster network's configuration list, got the copy of it")
-            }
-            Some(directory) if is_chained => format!(
+            Some(directory) if is_chained => Err(CommandError::Usage(format!(
                 "--multus-chain {directory}: expected --chained=false, got true{default}; the plugin would run twice for \
                  each pod"
-            ),
-            Some(directory) if !is_identifier(&directory.name()) => format!(
-                "--multus-chain {directory}: expected a directory with the name of a network: letters, digits, _, . and -, \
-                 a letter or digit first"
-            ),
-            _ => return Ok(node),
-        };
-        Err(CommandError::Usage(problem))
+            ))),
+            _ => Ok(node),
+        }
     }
 
     /// Returns the directories of the input files, which the agent watches for changes.
@@ -189,13 +186,12 @@ impl InstallOptions {
         let uses_entry = is_chained || given.attachments.is_empty() || self.multus_chain.is_some();
         let mut warnings = if uses_entry { self.check(node, &entry, "--config: ")? } else { Vec::new() };
         for Attachment { name, keys } in &given.attachments {
-            let place = || format!("{}: attachment {name:?}", self.attachments_place());
+            let file = self.attachments.as_deref().unwrap_or(Path::new("")).display();
+            let place = || format!("--attachments {file}: attachment {name:?}");
             let attached = Entry::new(&own, &[&given.config, keys]).with_context(place)?;
             ensure!(attached.conf.primary.is_none(), "{}: {}", place(), primary_in_attachment());
-            let names_kubeconfig = keys.get("kubernetes").is_some_and(|keys| keys.get("kubeconfig").is_some());
-            let found = self.check(node, &attached, if names_kubeconfig { "" } else { "--config: " });
-            let found = found.with_context(place)?.into_iter();
-            warnings.extend(found.map(|warning| format!("attachment {name:?}: {warning}")));
+            let found = self.check(node, &attached, "").with_context(place)?;
+            warnings.extend(found.iter().map(|warning| format!("attachment {name:?}: {warning}")));
             configurations.push((name.clone(), Some(attachment_dir.join(&format!("{name}.conf"))), attached));
         }
         if let Some(directory) = &self.multus_chain {
@@ -204,7 +200,7 @@ impl InstallOptions {
                 "--multus-chain {directory}: expected a configuration without clusterNetwork and delegates: the primary \
                  plugin runs the chain itself (auxiliaryCNIChainName)"
             );
-            configurations.push((directory.name(), Some(directory.join(MULTUS_CHAIN_FILE)), entry.clone()));
+            configurations.push((directory.name(), Some(directory.join(CHAIN_FILE)), entry.clone()));
         }
         warn(warnings);
         let file = |path, role, content| DesiredFile { path, role, content };
@@ -254,19 +250,13 @@ impl InstallOptions {
             "can't write a kubeconfig for the plugin: unknown API server; outside of a pod, add --kubeconfig FILE with a \
              file on the node, or --api-server URL and --service-account DIR",
         )?;
-        let text = || Ok::<_, anyhow::Error>(kubeconfig(&server, Some(&self.read_credential("ca.crt")?), &token()?));
-        Ok(text().map_or_else(|why| Content::Unknown(format!("{why:#}")), Content::Text))
+        let text = self.read_credential("ca.crt").and_then(|ca| Ok(kubeconfig(&server, &ca, &token()?)));
+        Ok(text.map_or_else(|why| Content::Unknown(format!("{why:#}")), Content::Text))
     }
 
     /// Whether the plugin may be the primary plugin on the node.
     pub(in crate::cli) fn may_be_primary(&self) -> bool {
         self.primary != Some(false)
-    }
-
-    /// Returns the flag of the attachments and its value, for messages.
-    fn attachments_place(&self) -> String {
-        let file = self.attachments.as_ref().map(|path| format!(" {}", path.display()));
-        format!("--attachments{}", file.unwrap_or_default())
     }
 
     /// Checks a configuration of the plugin, and that the plugin can use the kubeconfig that it names, because every ADD
@@ -373,4 +363,93 @@ impl InstallOptions {
 /// Returns the namespace of the agent's pods.
 pub(in crate::cli) fn agent_namespace() -> Option<String> {
     env::var("POD_NAMESPACE").ok().filter(|namespace| !namespace.is_empty())
+}
+
+/// The administrator's keys of the plugin's configurations.
+#[derive(Debug, Clone, Default)]
+pub(in crate::cli) struct GivenKeys {
+    /// The keys of `--config`.
+    config: Map<String, Value>,
+    /// The attachments of `--attachments`.
+    attachments: Vec<Attachment>,
+}
+
+/// An attachment: a configuration file of its own, for a network that pods select.
+#[derive(Debug, Clone)]
+struct Attachment {
+    /// The name of the network and of the NetworkAttachmentDefinition.
+    name: String,
+    /// The keys that override those of `--config`.
+    keys: Map<String, Value>,
+}
+
+impl GivenKeys {
+    /// Reads the files. `names` are the names under which the program is installed, which are the valid types.
+    fn read(config: Option<&Path>, attachments: Option<&Path>, names: &[&str]) -> Result<Self> {
+        let mut given = Self::default();
+        if let Some(path) = config {
+            let place = format!("--config {}", path.display());
+            given.config = contents(path, &place, "a JSON object")?;
+            check_type(&given.config, &place, names)?;
+        }
+        if let Some(path) = attachments {
+            let place = format!("--attachments {}", path.display());
+            given.attachments = parse(contents(path, &place, "a JSON array of objects")?, &place, names)?;
+        }
+        Ok(given)
+    }
+
+    /// Returns the name of the network in the configuration file of the installation: the key `name` of `--config`.
+    /// Without such a file, the key is refused.
+    fn network(&self, is_written: bool) -> Result<String> {
+        match self.config.get("name").filter(|name| !name.is_null()) {
+            None => Ok(DEFAULT_NETWORK.to_owned()),
+            Some(Value::String(name)) if is_written => Ok(name.clone()),
+            Some(name) if is_written => bail!("--config: name: expected a text, got {name}"),
+            Some(_) => bail!(
+                "--config: name: it has an effect only with --chained=false and without --attachments; remove the key"
+            ),
+        }
+    }
+}
+
+fn contents<T: DeserializeOwned>(path: &Path, place: &str, expected: &str) -> Result<T> {
+    let text = read(path, MAX_FILE).with_context(|| format!("can't read {place}"))?;
+    serde_json::from_slice(&text).with_context(|| format!("{place}: expected {expected}"))
+}
+
+fn parse(all: Vec<Map<String, Value>>, place: &str, names: &[&str]) -> Result<Vec<Attachment>> {
+    let (mut attachments, mut known) = (Vec::new(), BTreeSet::new());
+    for (i, mut keys) in all.into_iter().enumerate() {
+        let name = keys.shift_remove("name").unwrap_or_default();
+        let Some(name) = name.as_str().filter(|name| is_dns_subdomain(name)).map(str::to_owned) else {
+            bail!("{place}: [{i}].name: expected the name of a NetworkAttachmentDefinition, got {name}");
+        };
+        ensure!(
+            name.len() <= MAX_NAME,
+            "{place}: [{i}].name: expected at most {MAX_NAME} characters, got {}",
+            name.len()
+        );
+        ensure!(
+            known.insert(name.clone()),
+            "{place}: [{i}].name: {name:?} occurs twice; each attachment needs its own"
+        );
+        check_type(&keys, &format!("{place}: [{i}]"), names)?;
+        if let Some(problem) = unknown_key(&keys) {
+            bail!("{place}: [{i}]: {problem}");
+        }
+        attachments.push(Attachment { name, keys });
+    }
+    Ok(attachments)
+}
+
+/// Checks that the program is installed under the name that a configuration's type requires.
+fn check_type(keys: &Map<String, Value>, place: &str, names: &[&str]) -> Result<()> {
+    match keys.get("type").and_then(Value::as_str) {
+        Some(kind) if !names.contains(&kind) => {
+            let names = names.join(" or ");
+            bail!("{place}: type: expected {names}, got {kind:?}; add --name {kind}, or remove the key")
+        }
+        _ => Ok(()),
+    }
 }

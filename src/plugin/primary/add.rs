@@ -2,23 +2,19 @@
 //! chained plugins, merges the results, and writes the pod's network status. If a step fails, the steps before it are
 //! undone and the saved state is removed.
 
-use super::PrimaryCall;
-use super::invocation::Invocation;
+use super::invocation::{Invocation, PrimaryCall};
 use super::networks::require_ready;
-use super::plan::AddPlan;
-use super::pod_policy::{InProcessAttachment, rule_format, united};
+use super::plan::{AddPlan, InProcessAttachment, rule_format, united};
 use super::saved_state::SavedState;
 use crate::cni::result::AddResult;
 use crate::cni::{Code, Error, NetworkStatus};
 use crate::netns::{LockMode, NetNs, replace_default_routes};
 use crate::networks::{
-    AddedNetwork, DefaultRouteChange, Selection, added_interface, move_default_route, moves_default_route,
-    network_status,
+    AddedNetwork, DefaultRouteChange, added_interface, move_default_route, moves_default_route, network_status,
 };
-use crate::plugin::evaluation::{desired_policies, fetch_facts};
-use crate::plugin::lazy_pod::LazyPod;
+use crate::plugin::evaluation::{LazyPod, desired_policies, evaluated_with};
 use crate::plugin::netns_state::FormatPreference;
-use crate::plugin::{add, open_netns};
+use crate::plugin::{add, netns_state};
 use crate::pod::Pod;
 use crate::trusted_file::{self, FileError};
 use serde_json::Value;
@@ -38,12 +34,13 @@ const STICKY: u32 = 0o1000;
 /// The first step that failed. The call is undone; if that fails, the state that a DEL needs remains.
 pub(super) fn run(call: &PrimaryCall<'_>) -> Result<Value, Error> {
     check_state_directory(&call.primary.cni_dir)?;
-    let netns = open_netns::of_request(call.request)?;
+    let netns = netns_state::open_of_request(call.request)?;
     require_ready(call.primary, Some(call.primary.readiness_timeout))?;
     let pod = LazyPod::new(call.request, call.conf);
     let annotated = pod.with_annotations()?;
     let mut plan = AddPlan::new(call, &pod, annotated)?;
-    plan.evaluated.iter().try_for_each(|one| fetch_facts(&pod, &one.conf))?;
+    // The facts are fetched before anything is changed.
+    plan.evaluated.iter().try_for_each(|one| evaluated_with(&pod, &one.conf).map(drop))?;
     let (store, attachment) = (call.store(), call.attachment());
     store.write(&attachment, &SavedState::new(&netns, plan.invocations.clone()))?;
     let outcome = perform(call, &pod, &mut plan, &netns).and_then(|outcome| {
@@ -94,12 +91,12 @@ fn perform(
 ) -> Result<(Value, Vec<AddResult>), Error> {
     let delegate_call = call.delegate_call();
     let (mut network_results, mut route_changes) = (Vec::new(), Vec::new());
-    let moves_route = moves_default_route(plan.selections.iter().flatten());
-    for (invocation, selection) in plan.invocations.iter_mut().zip(&plan.selections) {
+    let moves_route = moves_default_route(plan.invocations.iter().filter_map(|one| one.selection.as_ref()));
+    for invocation in plan.invocations.iter_mut().filter(|invocation| !invocation.is_chained) {
         let previous = invocation.is_auxiliary.then(AddResult::default);
         let mut result = invocation.add(&delegate_call, previous.as_ref())?;
         if moves_route {
-            route_changes.extend(remove_default_routes(invocation, selection.as_ref(), &mut result, netns)?);
+            route_changes.extend(remove_default_routes(invocation, &mut result, netns)?);
         }
         network_results.push(result);
     }
@@ -129,10 +126,10 @@ fn perform(
 /// The kernel refuses the change.
 fn remove_default_routes(
     invocation: &mut Invocation,
-    selection: Option<&Selection>,
     result: &mut AddResult,
     netns: &NetNs,
 ) -> Result<Option<DefaultRouteChange>, Error> {
+    let selection = invocation.selection.as_ref();
     let Some(change) = move_default_route(&invocation.interface, selection, result) else { return Ok(None) };
     netns
         .enter_to(LockMode::Change, LOCK_TIMEOUT, || replace_default_routes(&change.interface, &[]))

@@ -1,9 +1,12 @@
-//! An invocation: one network to add to a pod, or plugins that are chained to the default network's result.
+//! The call of a primary plugin, and an invocation: one network to add to a pod, or plugins that are chained to the default network's result.
 
+use crate::cluster::{self, Cluster};
 use crate::cni::result::AddResult;
-use crate::cni::{CniCommand, Error, NetConf, Request};
+use crate::cni::{CniCommand, Error, NetConf, Primary, Request};
 use crate::delegate::{Call, Executables, NetworkConfiguration};
 use crate::networks::{PodNetwork, RunnableConfiguration, Selection};
+use crate::plugin::record;
+use crate::state::{Attachment, Store};
 use crate::{sub_plugins, trusted_file};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -20,6 +23,36 @@ const DEVICE_INFO_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/cni";
 /// The maximum size of such a file in bytes; one has about 200.
 const MAX_DEVICE_INFO: u64 = 16 << 10;
 
+/// One call, with the keys that make this process the primary plugin.
+pub(in crate::plugin) struct PrimaryCall<'a> {
+    pub(in crate::plugin) request: &'a Request,
+    pub(in crate::plugin) conf: &'a NetConf,
+    pub(in crate::plugin) primary: &'a Primary,
+}
+
+impl PrimaryCall<'_> {
+    /// Returns the call as it is forwarded to delegates, before the changes for each of them.
+    pub(super) fn delegate_call(&self) -> Call {
+        Call::forward(self.request, self.conf)
+    }
+
+    /// Returns the source of pods and definitions: the configured one, otherwise the API server that the environment
+    /// of this process names. `None` if there is neither.
+    pub(super) fn cluster(&self) -> Option<Box<dyn Cluster>> {
+        cluster::source_or_in_cluster(&self.conf.kubernetes)
+    }
+
+    /// Returns the store of the pod's saved state, in `cniDir`.
+    pub(super) fn store(&self) -> Store {
+        Store::durable(&self.primary.cni_dir)
+    }
+
+    /// Returns the attachment of the call.
+    pub(super) fn attachment(&self) -> Attachment {
+        record::attachment(self.request, &self.conf.name)
+    }
+}
+
 /// A network or configuration list to run, with everything that a later DEL, CHECK or GC needs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Invocation {
@@ -33,6 +66,9 @@ pub(super) struct Invocation {
     /// Whether it is Multus's auxiliary chain: its first plugin gets an empty result, as from Multus's `passthru`.
     #[serde(skip)]
     pub(super) is_auxiliary: bool,
+    /// The pod's selection of the network.
+    #[serde(skip)]
+    pub(super) selection: Option<Selection>,
     /// Its configuration, unchanged.
     pub(super) conf: String,
     /// `runtimeConfig`; each plugin gets the keys that its `capabilities` list.
@@ -72,6 +108,7 @@ impl Invocation {
         Self {
             name: network.name.clone(),
             interface: network.interface.clone(),
+            selection: network.selection.clone(),
             conf: network.configuration.text.clone(),
             runtime_config,
             args: selection.map(|selection| selection.cni_args.clone()).unwrap_or_default(),

@@ -1,11 +1,11 @@
 //! The networks of a pod, with their configurations, and the readiness file of the cluster's network. Users of the cluster
 //! write network definitions, so keys that belong to the node's administrator are replaced in them.
 
-use super::PrimaryCall;
+use super::invocation::PrimaryCall;
 use crate::cluster::{Cluster, DefinitionQuery, Definitions, Lookup, Reports};
 use crate::cni::{Code, Error, NetConf, NodeConf, PROGRAM, Primary};
 use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration, auxiliary_chain, beside, resolve};
-use crate::plugin::lazy_pod::LazyPod;
+use crate::plugin::evaluation::LazyPod;
 use crate::pod::Pod;
 use crate::wait;
 use std::cell::OnceCell;
@@ -143,21 +143,23 @@ pub(super) fn networks_of(
     let Some(cluster) = definitions.filter(|_| pod.needs_only_configured_networks()) else {
         return resolve(definitions);
     };
-    if let Some(memory) = pod.memory() {
-        let known = OptionalDefinitions::of(memory);
+    let of_files = |definitions| {
+        let known = OptionalDefinitions { source: definitions, failure: OnceCell::new() };
         let networks = resolve(Some(&known));
-        if networks.is_ok() || known.failure.get().is_none() {
-            return networks;
-        }
-    }
-    let files = OptionalDefinitions::of(cluster);
-    resolve(Some(&files)).map_err(|error| match files.failure.get() {
-        Some(failure) => {
+        (networks, known.failure.into_inner())
+    };
+    let in_memory = pod.memory().map(|memory| of_files(memory));
+    match in_memory
+        .filter(|(networks, failure)| networks.is_ok() || failure.is_none())
+        .unwrap_or_else(|| of_files(cluster))
+    {
+        (Err(error), Some(failure)) => {
             let msg = format!("networks of pod {}: {}", call.request.about, failure.msg);
-            Error { msg, ..failure.clone() }.with_details(format!("{}; {error}", failure.details))
+            let details = format!("{}; {error}", failure.details);
+            Err(Error { msg, ..failure }.with_details(details))
         }
-        None => error,
-    })
+        (networks, _) => networks,
+    }
 }
 
 /// A source that reports definitions as missing if it can't look them up. A pod that needs only the networks of the
@@ -165,12 +167,6 @@ pub(super) fn networks_of(
 struct OptionalDefinitions<'a> {
     source: &'a dyn Definitions,
     failure: OnceCell<Error>,
-}
-
-impl<'a> OptionalDefinitions<'a> {
-    fn of(source: &'a dyn Definitions) -> Self {
-        Self { source, failure: OnceCell::new() }
-    }
 }
 
 impl Definitions for OptionalDefinitions<'_> {

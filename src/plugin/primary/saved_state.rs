@@ -1,16 +1,22 @@
 //! The saved state of a pod in `cniDir`, kept until DEL. With it, DEL, CHECK and GC need neither the cluster nor the
-//! current configuration.
+//! current configuration. And Multus's own record of a pod that it started before this plugin replaced it: DEL calls the
+//! same plugins.
 
-use super::PrimaryCall;
-use super::invocation::Invocation;
+use super::invocation::{Invocation, PrimaryCall};
+use super::networks::runs_in_process;
 use crate::cni::{Code, Error};
 use crate::netns::{NetNs, NetnsId};
+use crate::networks::RunnableConfiguration;
 use crate::plugin::del;
 use crate::plugin::record::SandboxRecord;
 use crate::state::{Attachment, ROOT, Store, format};
+use crate::trusted_file::read_trusted;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 /// The invocations of a pod: those that were run, and those that are about to be.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -94,5 +100,113 @@ impl PrimaryCall<'_> {
         results.push(del::run(self.request, self.conf));
         results.extend(networks.iter().map(|invocation| invocation.del(&call)));
         Error::all(results)
+    }
+}
+
+/// The default of Multus's `cniDir` (pkg/types/conf.go, `defaultCNIDir`).
+const DIRECTORY: &str = "/var/lib/cni/multus";
+/// The maximum size of a record, in bytes: at most 32 networks with a definition each, as the API server stores it.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// A record: the networks of a pod in the order of their ADD, and the files from which they were read.
+pub(super) struct MultusRecord {
+    pub(super) saved: SavedState,
+    /// The attachments that ran this plugin; it has its own records of them.
+    pub(super) attachments: Vec<Attachment>,
+    files: Vec<PathBuf>,
+}
+
+/// An element of the record (Multus, pkg/types, `DelegateNetConf`).
+#[derive(Deserialize)]
+struct Delegate {
+    /// The interface that the pod's annotation requests.
+    #[serde(default, rename = "ifnameRequest")]
+    interface: String,
+    /// The configuration, unchanged.
+    #[serde(rename = "Bytes")]
+    configuration: String,
+}
+
+/// The cached result of a network (libcni, `cachedInfo`).
+#[derive(Default, Deserialize)]
+struct CachedResult {
+    #[serde(default)]
+    result: Option<Value>,
+    #[serde(default, rename = "capabilityArgs")]
+    runtime_config: Option<Map<String, Value>>,
+}
+
+impl MultusRecord {
+    /// Reads the record of the call's pod in `cniDir`, or in Multus's default directory; `None` if it is missing or
+    /// can't be used.
+    pub(super) fn read(call: &PrimaryCall<'_>) -> Option<Self> {
+        let directories = [call.primary.cni_dir.as_path(), Path::new(DIRECTORY)];
+        let (directory, path) = directories
+            .map(|directory| (directory, directory.join(&call.request.container_id)))
+            .into_iter()
+            .find(|(_, path)| path.is_file())?;
+        let warn = |why: &dyn std::fmt::Display| {
+            tracing::warn!(
+                "DEL skips the networks in Multus's record {}: {why}; drain nodes before this plugin replaces Multus",
+                path.display()
+            );
+        };
+        let text = read_trusted(&path, MAX_BYTES).inspect_err(|error| warn(error)).ok()?;
+        let delegates: Vec<Delegate> = serde_json::from_slice(&text).inspect_err(|error| warn(error)).ok()?;
+        let mut record =
+            Self { saved: SavedState::without_netns(Vec::new()), attachments: Vec::new(), files: vec![path.clone()] };
+        for (position, delegate) in delegates.iter().enumerate() {
+            record.add(call, directory, position, delegate).unwrap_or_else(|why| warn(&why));
+        }
+        Some(record)
+    }
+
+    /// Adds the network at `position`.
+    fn add(
+        &mut self,
+        call: &PrimaryCall<'_>,
+        directory: &Path,
+        position: usize,
+        delegate: &Delegate,
+    ) -> Result<(), String> {
+        let text = BASE64_STANDARD.decode(&delegate.configuration).map_err(|error| error.to_string())?;
+        let text = String::from_utf8(text).map_err(|error| error.to_string())?;
+        let place = format!("network {position}");
+        let configuration = RunnableConfiguration::parse(&place, &text, None).map_err(|error| error.msg)?;
+        let (container_id, network) = (&call.request.container_id, configuration.name.clone());
+        let ifname = match (delegate.interface.as_str(), position) {
+            ("", 0) => call.request.ifname.clone(),
+            ("", _) => format!("net{position}"),
+            (requested, _) => requested.to_owned(),
+        };
+        if runs_in_process(call.primary, &configuration) {
+            self.attachments.push(Attachment { container_id: container_id.clone(), network, ifname });
+            return Ok(());
+        }
+        let cached = directory.join("results").join(format!("{network}-{container_id}-{ifname}"));
+        let found = read_trusted(&cached, MAX_BYTES).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let CachedResult { result, runtime_config } = found.unwrap_or_default();
+        self.saved.invocations.push(Invocation {
+            name: network,
+            interface: ifname,
+            conf: text,
+            runtime_config: runtime_config.unwrap_or_default(),
+            cni_args: call.request.args_text.clone(),
+            result,
+            ..Invocation::default()
+        });
+        self.files.push(cached);
+        Ok(())
+    }
+
+    /// Removes the record and the cached results.
+    pub(super) fn remove(&self) {
+        for file in &self.files {
+            if let Err(error) = fs::remove_file(file)
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::warn!("Multus's file not removed: {}: {error}", file.display());
+            }
+        }
     }
 }

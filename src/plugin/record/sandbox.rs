@@ -21,7 +21,7 @@ pub(in crate::plugin) struct SandboxRecord {
     netns_path: Option<PathBuf>,
     /// When the first attachment was added to it, in nanoseconds since the node's boot; zero if unknown.
     #[serde(rename = "added_at")]
-    pub(super) added_since_boot: u64,
+    pub(in crate::plugin) added_since_boot: u64,
     /// Whether there may be rules for IPv6.
     pub(super) ip6: bool,
     /// Tables and built-in chains that were created.
@@ -61,10 +61,10 @@ impl SandboxRecord {
     ///
     /// # Errors
     /// The file can't be written.
-    pub(in crate::plugin) fn claim(store: &Store, container_id: &str, netns: &(PathBuf, NetnsId)) -> Result<(), Error> {
-        let (mut own, (path, id)) = (Self::default(), netns);
-        own.set_netns(path, *id);
-        if store.create_shared(container_id, Self::FILE, &own)? || Self::read(store, container_id, *id).is_some() {
+    pub(in crate::plugin) fn claim(store: &Store, container_id: &str, path: &Path, id: NetnsId) -> Result<(), Error> {
+        let mut own = Self::default();
+        own.set_netns(path, id);
+        if store.create_shared(container_id, Self::FILE, &own)? || Self::read(store, container_id, id).is_some() {
             return Ok(());
         }
         own.write(store, container_id)
@@ -86,34 +86,39 @@ impl SandboxRecord {
         unless_damaged(store.read_part(attachment))
     }
 
-    /// Reads the path and the identity of an attachment's network namespace: from its record, or without rules from the
-    /// record of the pod sandbox. Returns `None` if both are missing or damaged.
+    /// Returns the path and the identity of the network namespace.
+    pub(in crate::plugin) fn location(self) -> Option<(PathBuf, NetnsId)> {
+        self.netns_path.zip(self.netns_id)
+    }
+
+    /// Reads the location of an attachment's network namespace: from its record, or without rules from the record of the
+    /// pod sandbox. Returns `None` if both are missing or damaged.
     ///
     /// # Errors
     /// A record can't be read now.
-    pub(in crate::plugin) fn location(
+    pub(in crate::plugin) fn location_of(
         store: &Store,
         attachment: &Attachment,
     ) -> Result<Option<(PathBuf, NetnsId)>, Error> {
-        let location = |found: Option<Self>| found.and_then(|found| found.netns_path.zip(found.netns_id));
-        match location(Self::of_attachment(store, attachment)?) {
+        match Self::of_attachment(store, attachment)?.and_then(Self::location) {
             Some(found) => Ok(Some(found)),
-            None => Ok(location(Self::read_any(store, &attachment.container_id)?)),
+            None => Ok(Self::read_any(store, &attachment.container_id)?.and_then(Self::location)),
         }
     }
 
-    /// Reads which record says that `netns` is that of a pod sandbox: the one of the sandbox, or of 0.2.0 the newest of
-    /// its attachments.
-    fn of_sandbox(store: &Store, container_id: &str, netns: &NetNs) -> Result<Option<Self>, Error> {
-        let is_of_netns = |found: &Self| found.netns_id == Some(netns.id());
-        if let Some(found) = Self::read_any(store, container_id)? {
-            return Ok(Some(found).filter(is_of_netns));
-        }
-        let mut newest: Option<Self> = None;
-        // Other programs may have files in the directory.
-        for attachment in store.attachments_of(container_id).unwrap_or_default() {
-            let found = Self::of_attachment(store, &attachment)?.filter(is_of_netns);
-            newest = newest.into_iter().chain(found).max_by_key(|record| record.added_since_boot);
+    /// Reads the record of a pod sandbox, or of 0.2.0 the newest of its attachments; `None` if there are none, or all are
+    /// damaged.
+    ///
+    /// # Errors
+    /// A record can't be read now.
+    pub(in crate::plugin) fn find(store: &Store, container_id: &str) -> Result<Option<Self>, Error> {
+        let mut newest = Self::read_any(store, container_id)?;
+        if newest.is_none() {
+            // Other programs may have files in the directory.
+            for attachment in store.attachments_of(container_id).unwrap_or_default() {
+                let found = Self::of_attachment(store, &attachment)?;
+                newest = newest.into_iter().chain(found).max_by_key(|record| record.added_since_boot);
+            }
         }
         Ok(newest)
     }
@@ -126,7 +131,7 @@ impl SandboxRecord {
     fn all_of(store: &Store, netns: &NetNs) -> Result<Vec<(String, Self)>, Error> {
         let mut all = Vec::new();
         for container_id in store.sandboxes()? {
-            let found = Self::of_sandbox(store, &container_id, netns)?;
+            let found = Self::find(store, &container_id)?.filter(|found| found.netns_id == Some(netns.id()));
             all.extend(found.map(|found| (container_id, found)));
         }
         Ok(all)
@@ -206,14 +211,14 @@ mod tests {
         store.write(&attachment("other"), &record).expect("writable");
         let is_of_another = || SandboxRecord::is_of_another(&store, "own", None, &netns).expect("readable");
         assert!(is_of_another(), "a record of 0.2.0");
-        let elsewhere = (netns.path().to_owned(), NetnsId { inode: 1, ..netns.id() });
-        SandboxRecord::claim(&store, "other", &elsewhere).expect("writable");
+        let claim = |sandbox, id| SandboxRecord::claim(&store, sandbox, netns.path(), id).expect("writable");
+        claim("other", NetnsId { inode: 1, ..netns.id() });
         assert!(!is_of_another(), "the record of the sandbox takes precedence");
-        SandboxRecord::claim(&store, "other", &(netns.path().to_owned(), netns.id())).expect("writable");
+        claim("other", netns.id());
         assert!(is_of_another());
-        SandboxRecord::claim(&store, "own", &(netns.path().to_owned(), netns.id())).expect("writable");
+        claim("own", netns.id());
         assert!(!is_of_another(), "it was added later");
-        let location = SandboxRecord::location(&store, &attachment("own")).expect("readable");
+        let location = SandboxRecord::location_of(&store, &attachment("own")).expect("readable");
         assert_eq!(location, Some((netns.path().to_owned(), netns.id())), "of an attachment without rules");
         assert_eq!(SandboxRecord::owner(&store, &netns).expect("readable").as_deref(), Some("own"));
     }

@@ -3,73 +3,51 @@
 //!
 //! Deleting its conntrack entry would not help: the kernel treats the next packet as a new connection and redirects it
 //! (`nf_conntrack_tcp_loose`), the proxy does not know the connection, and both ends get a reset (observed with 6.18).
-//! It does help for DNS queries over UDP.
 
 use crate::cni::{Code, DEFAULT_INTERFACE, Error};
 use crate::firewall::nfnetlink::{Connection, NfSocket};
 use crate::firewall::{Arrival, Destination, Packet, RulesetView, Sender};
-use crate::netns::{LockMode, OpenConnection, open_connections};
-use crate::plugin::netns_state::NetnsState;
-use crate::plugin::open_netns;
-use crate::policy::{DnsCapture, InterceptionMode, Protocol, Redirect};
+use crate::netns::{OpenConnection, open_connections};
+use crate::plugin::netns_state::{self, NetnsState};
+use crate::policy::{InterceptionMode, Protocol, Redirect};
 use crate::state::{ROOT, Store};
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
 /// The maximum number of connections that are compared with the exclusions, and so counted.
 const MAX_CONNECTIONS: usize = 1000;
-/// The maximum number of DNS flows whose conntrack entries are deleted.
-const MAX_DNS_FLOWS: usize = 5000;
 const TCP: u8 = 6;
-const UDP: u8 = 17;
-const DNS_PORT: u16 = 53;
 
-/// Counts the container's established TCP connections that bypass the sidecar although its policy redirects them. If
-/// DNS is captured, also deletes the conntrack entries of DNS queries over UDP that bypass it. Connections that are
-/// excluded by GID, by interface or by container are counted too: the kernel does not list these properties.
+/// Counts the container's established TCP connections that bypass the sidecar although its policy redirects them.
+/// Connections that are excluded by GID, by interface or by container are counted too: the kernel does not list these
+/// properties.
 ///
 /// # Errors
 /// [`Code::TryAgain`]: another call locks the network namespace longer than `timeout`. The network namespace is gone,
 /// or its connections can't be listed or are too many.
 pub fn bypassing(container_id: &str, netns: &Path, timeout: Duration) -> Result<usize, Error> {
-    let (store, netns) = (Store::new(ROOT), open_netns::at(netns)?);
-    netns.enter_to(LockMode::Change, timeout, || {
+    let (store, netns) = (Store::new(ROOT), netns_state::open_at(netns)?);
+    netns.enter(timeout, || {
         let NetnsState { policy, rules, rule_format, .. } = NetnsState::read(&store, container_id, &netns)?;
         let Some(redirect) = policy.redirect() else { return Ok(0) };
-        let dns_captured = redirect.dns != DnsCapture::Off;
-        let view = RulesetView::desired(&rules, rule_format);
-        let open = open_connections()?;
-        let by_ends: HashMap<_, _> = open
-            .iter()
-            .filter(|open| may_be_redirected(redirect, open))
-            .map(|open| ((open.local, open.remote), open))
-            .collect();
+        let open: HashMap<_, _> =
+            open_connections()?.into_iter().map(|open| ((open.local, open.remote), open)).collect();
         let find = |c: &Connection| {
-            let outbound = by_ends.get(&(c.source, c.destination)).map(|open| (**open, true));
-            outbound.or_else(|| by_ends.get(&(c.destination, c.source)).map(|open| (**open, false)))
+            let outbound = open.get(&(c.source, c.destination)).map(|open| (open, true));
+            let found = outbound.or_else(|| open.get(&(c.destination, c.source)).map(|open| (open, false)));
+            found.filter(|(open, _)| may_be_redirected(redirect, open))
         };
-        let (connections, flows) = (Cell::new(MAX_CONNECTIONS), Cell::new(MAX_DNS_FLOWS));
-        let take_one = |left: &Cell<usize>| left.replace(left.get().saturating_sub(1)) > 0;
-        let is_relevant = |c: &Connection| {
-            c.replies_from == c.destination
-                && match c.protocol {
-                    TCP => find(c).is_some() && take_one(&connections),
-                    UDP => dns_captured && c.destination.port() == DNS_PORT && take_one(&flows),
-                    _ => false,
-                }
-        };
-        let failed = |error| {
-            let msg = format!("can't read connection tracking: {}: {error}", netns.path().display());
-            Error::new(Code::KernelRefused, msg)
-        };
-        let mut socket = NfSocket::open().map_err(failed)?;
-        let tracked = socket.connections(is_relevant).map_err(failed)?;
-        for query in tracked.iter().filter(|c| c.protocol == UDP) {
-            socket.forget(query).map_err(failed)?;
-        }
-        let found = tracked.iter().filter(|c| c.protocol == TCP).filter_map(find);
+        let is_tracked_without_rules = |c: &Connection| c.protocol == TCP && c.replies_from == c.destination;
+        let socket = NfSocket::open();
+        let tracked = socket
+            .and_then(|mut socket| socket.connections(|c| is_tracked_without_rules(c) && find(c).is_some()))
+            .map_err(|error| {
+                let msg = format!("can't read connection tracking: {}: {error}", netns.path().display());
+                Error::new(Code::KernelRefused, msg)
+            })?;
+        let view = RulesetView::desired(&rules, rule_format);
+        let found = tracked.iter().take(MAX_CONNECTIONS).filter_map(find);
         Ok(found.filter(|(open, outbound)| is_redirected(&view, redirect, open, *outbound)).count())
     })
 }

@@ -5,10 +5,10 @@ use crate::cni::{Code, Error, is_identifier};
 use crate::firewall::{ContainerElement, ContainerLabel, change_container_elements, required_container_elements};
 use crate::host_path::{HostPath, HostRoot};
 use crate::netns::NetnsId;
-use crate::plugin::open_netns;
-use crate::policy::{ContainerExclusion, ContainerScope, Policy};
+use crate::plugin::netns_state;
+use crate::plugin::record::RecordPart;
+use crate::policy::{ContainerScope, Policy};
 use crate::state::{ROOT, Store};
-use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -53,54 +53,25 @@ pub struct ContainerChanges {
     pub live: Vec<ContainerElement>,
 }
 
-/// The part of a record that decides about excluded containers. Other exclusions, of which there can be many, are not
-/// read.
-#[derive(Deserialize)]
-struct RecordPart {
-    policy: ContainersPart,
-    #[serde(alias = "sandbox")]
-    netns_id: Option<NetnsId>,
-    #[serde(default)]
-    netns: Option<PathBuf>,
-}
-
-#[derive(Deserialize)]
-struct ContainersPart {
-    #[serde(default)]
-    containers: BTreeSet<ContainerExclusion>,
-}
-
 impl ExcludedContainers {
     /// Reads the excluded containers of a pod sandbox (`CNI_CONTAINERID`); `None` if its attachments exclude no
-    /// container. `root` is where the node's file system is mounted.
+    /// container.
     ///
     /// # Errors
     /// [`Code::State`] and [`Code::Io`]: the saved state can't be read.
-    pub fn find(sandbox_id: &str, root: &HostRoot) -> Result<Option<Self>, Error> {
-        Self::find_in(&Store::new(ROOT), sandbox_id, root)
+    pub fn find(sandbox_id: &str) -> Result<Option<Self>, Error> {
+        Self::find_in(&Store::new(ROOT), sandbox_id)
     }
 
-    fn find_in(store: &Store, sandbox_id: &str, root: &HostRoot) -> Result<Option<Self>, Error> {
+    fn find_in(store: &Store, sandbox_id: &str) -> Result<Option<Self>, Error> {
         // IDs of attachments are identifiers, and the ID becomes part of a path.
         if !is_identifier(sandbox_id) {
             return Ok(None);
         }
-        let attachments = store.attachments_of(sandbox_id)?;
-        let parts = attachments.iter().filter_map(|attachment| store.read_part(attachment).transpose());
-        let mut parts: Vec<RecordPart> = parts.collect::<Result<_, _>>()?;
-        let mut netns = None;
-        for part in parts.iter().filter(|part| !part.policy.containers.is_empty()) {
-            let Some((id, path)) = part.netns_id.zip(part.netns.as_deref()) else { continue };
-            netns = Some((path.to_owned(), id));
-            // An earlier record may refer to a network namespace that no longer exists.
-            if matches!(open_netns::recorded(root, path, id), Ok(Some(_))) {
-                parts.retain(|part| part.netns_id.is_none_or(|own| own == id));
-                break;
-            }
-        }
+        let (shared, parts) = RecordPart::read_all(store, sandbox_id)?;
         let containers: BTreeSet<_> = parts.into_iter().flat_map(|part| part.policy.containers).collect();
         let policy = Policy { containers, ..Policy::default() };
-        Ok((!policy.containers.is_empty()).then_some(Self { netns, policy }))
+        Ok((!policy.containers.is_empty()).then(|| Self { netns: shared.location(), policy }))
     }
 
     /// Returns a policy with the excluded containers of the sandbox's attachments.
@@ -116,7 +87,7 @@ impl ExcludedContainers {
     /// refuses the change. [`Code::Drift`]: a set is missing that a bypass which has not ended needs.
     pub fn reconcile(&self, root: &HostRoot, observed: ObservedContainers<'_>) -> Result<ContainerChanges, Error> {
         let netns = match &self.netns {
-            Some((path, id)) => open_netns::recorded(root, path, *id)?.ok_or_else(|| gone(root, path))?,
+            Some((path, id)) => netns_state::open_recorded(root, path, *id)?.ok_or_else(|| gone(root, path))?,
             None => return Err(gone(root, Path::new("(unknown)"))),
         };
         netns.enter_without_lock(|| {
@@ -160,14 +131,14 @@ fn gone(root: &HostRoot, netns: &Path) -> Error {
 
 /// The changes of the sets in one transaction.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct ElementPlan {
-    remove: Vec<ContainerElement>,
-    add: Vec<ContainerElement>,
+pub(in crate::plugin) struct ElementPlan {
+    pub(in crate::plugin) remove: Vec<ContainerElement>,
+    pub(in crate::plugin) add: Vec<ContainerElement>,
     changes: ContainerChanges,
 }
 
 impl ElementPlan {
-    fn new(policy: &Policy, live: &[ContainerElement], observed: ObservedContainers<'_>) -> Self {
+    pub(in crate::plugin) fn new(policy: &Policy, live: &[ContainerElement], observed: ObservedContainers<'_>) -> Self {
         let wanted = |container: &RunningContainer| {
             let scope = policy.container_scope(&container.name)?;
             Some(ContainerElement::new(scope, container.cgroup, &container.name, &container.id))
@@ -208,8 +179,8 @@ impl ElementPlan {
         } else if observed.complete || observed.exited.iter().any(|id| is_of(id)) {
             self.remove.push(element.clone());
             self.changes.removed += 1;
-        } else if let Some(label) = &element.container {
-            let scope = policy.container_scope(&label.name);
+        } else {
+            let scope = element.container.as_ref().and_then(|label| policy.container_scope(&label.name));
             if scope.is_none_or(|scope| scope < element.scope) {
                 self.add.extend(scope.map(|scope| ContainerElement { scope, ..element.clone() }));
                 self.remove.push(element.clone());

@@ -8,8 +8,8 @@ use crate::host_path::{HostPath, HostRoot};
 use crate::netns::NetNs;
 use crate::plugin::inputs::{AddInputs, NodeInputs};
 use crate::plugin::reconcile::{Operation, reconcile};
-use crate::plugin::record::SandboxRecords;
-use crate::plugin::{node, open_netns};
+use crate::plugin::record::{SandboxRecord, SandboxRecords};
+use crate::plugin::{netns_state, node};
 use crate::pod::Facts;
 use crate::policy::{ContainerExclusion, Exclusion, Interception, Policy, TrafficOwner};
 use crate::printable::cut;
@@ -82,11 +82,11 @@ impl RepeatedAdd<'_> {
         if !is_identifier(container_id) {
             return Err(gone());
         }
-        let records = SandboxRecords::read_all(&store, &store.attachments_of(container_id)?, None)?;
+        let records = SandboxRecords::read_all(&store, container_id, None)?;
         if records.attachments.is_empty() {
             return Err(gone());
         }
-        let netns = self.netns_of(&root, &records)?;
+        let netns = self.netns_of(&store, &root, container_id)?;
         let records = records.of_netns(netns.id());
         let Evaluated { records: desired, absent, unguarded } = self.evaluate(&root, &records)?;
         let before = records.policy()?;
@@ -101,7 +101,7 @@ impl RepeatedAdd<'_> {
         let first = changed.first().map(|(attachment, _)| attachment.clone());
         let after = match first {
             Some(first) if self.restores || is_changed || is_interrupted => {
-                open_netns::refuse_own(netns.path())?;
+                netns_state::refuse_own(netns.path())?;
                 match reconcile(&store, &first, &netns, &Operation::Repeat(changed))? {
                     Some(committed) => {
                         (repeated.has_committed, repeated.rejected) = (committed.changes > 0, committed.rejected);
@@ -117,22 +117,22 @@ impl RepeatedAdd<'_> {
         Ok(repeated)
     }
 
-    /// Opens the network namespace of the records.
-    fn netns_of(&self, root: &HostRoot, records: &SandboxRecords) -> Result<NetNs, Error> {
-        let mut last = PathBuf::new();
-        for (path, id) in records.attachments.iter().filter_map(|(_, record)| record.location()) {
-            let netns = match self.found {
-                Some(found) => NetNs::open(found)?.filter(|netns| netns.id() == id),
-                None => open_netns::recorded(root, &path, id)?,
-            };
-            if let Some(netns) = netns {
-                return Ok(netns);
-            }
-            last = path;
-        }
-        let msg =
-            format!("network namespace {}: gone, replaced, or not visible in this mount namespace", last.display());
-        Err(Error::new(Code::InvalidNetns, msg))
+    /// Opens the network namespace of a pod sandbox.
+    fn netns_of(&self, store: &Store, root: &HostRoot, container_id: &str) -> Result<NetNs, Error> {
+        let location = SandboxRecord::find(store, container_id)?.and_then(SandboxRecord::location);
+        let netns = match (self.found, &location) {
+            // 0.2.0 saved no location of a pod without rules.
+            (Some(found), None) => NetNs::open(found)?,
+            (Some(found), Some((_, id))) => NetNs::open(found)?.filter(|netns| netns.id() == *id),
+            (None, Some((path, id))) => netns_state::open_recorded(root, path, *id)?,
+            (None, None) => None,
+        };
+        netns.ok_or_else(|| {
+            let path = location.map_or_else(PathBuf::new, |(path, _)| path);
+            let msg =
+                format!("network namespace {}: gone, replaced, or not visible in this mount namespace", path.display());
+            Error::new(Code::InvalidNetns, msg)
+        })
     }
 
     /// Evaluates all records with the facts.

@@ -2,8 +2,8 @@
 //! change them, and which the runtime needs to delete running pods.
 
 use super::NodeFiles;
+use crate::agent::install::InstallError;
 use crate::agent::install::conflist::ConfList;
-use crate::agent::install::error::InstallError;
 use crate::agent::install::plan::DesiredState;
 use crate::agent::install::record::{FileRecord, InstallRecord, Role};
 use crate::cni::{NetConf, configuration};

@@ -69,12 +69,12 @@ impl Sandbox {
     }
 
     fn find(&self) -> Result<Option<ExcludedContainers>, Error> {
-        ExcludedContainers::find_in(&self.store(), SANDBOX, &HostRoot::new("/"))
+        ExcludedContainers::find_in(&self.store(), SANDBOX)
     }
 
     /// Returns the error of a change. The excluded containers are known nevertheless.
     fn error(&self, root: &HostRoot) -> Error {
-        let found = ExcludedContainers::find_in(&self.store(), SANDBOX, root).expect("readable");
+        let found = ExcludedContainers::find_in(&self.store(), SANDBOX).expect("readable");
         let found = found.expect("excluded containers");
         assert_eq!(found.policy().containers.len(), 1);
         found.reconcile(root, ObservedContainers::default()).expect_err("no network namespace")
@@ -144,11 +144,11 @@ fn a_complete_list_removes_all_other_elements() {
     change_container_elements(&[], &before).expect("added");
     let known = [vault.clone()];
     let observed = ObservedContainers { running: &known, ..ObservedContainers::default() };
-    // Elements of containers that were not observed stay, except those of names that are not excluded.
+    // Elements of containers that were not observed stay, except those without a name that is excluded.
     assert_eq!(sandbox.reconcile(observed).removed, 0);
-    assert_eq!(elements().iter().map(|element| element.cgroup).collect::<BTreeSet<_>>(), [6, 7, 9].into());
+    assert_eq!(elements().iter().map(|element| element.cgroup).collect::<BTreeSet<_>>(), [6, 7].into());
     let changes = sandbox.reconcile(ObservedContainers { complete: true, ..observed });
-    assert_eq!((changes.removed, changes.added.len()), (2, 0));
+    assert_eq!((changes.removed, changes.added.len()), (1, 0));
     assert_eq!(elements(), of(&[(&vault, All)]));
 }
 
@@ -188,7 +188,7 @@ fn a_sandbox_without_exclusions_or_saved_state_has_none() {
     assert!(sandbox.find().expect("readable").is_none());
     let store = sandbox.store();
     for id in ["unknown", "../state/sandbox", "", "."] {
-        assert!(ExcludedContainers::find_in(&store, id, &HostRoot::new("/")).expect("readable").is_none(), "{id}");
+        assert!(ExcludedContainers::find_in(&store, id).expect("readable").is_none(), "{id}");
     }
     // A record of a newer version is only a problem if it excludes containers.
     let file = sandbox.directory.join("state/sandbox/n@net1.json");
@@ -245,7 +245,7 @@ fn the_path_of_the_runtime_is_mapped_below_the_mount_of_the_node() {
     let root = HostRoot::new(sandbox.directory.join("host"));
     let file = sandbox.directory.join("state/sandbox/n@net1.json");
     let text = fs::read_to_string(&file).expect("readable");
-    let visible_here = ExcludedContainers::find_in(&sandbox.store(), SANDBOX, &root).expect("readable");
+    let visible_here = ExcludedContainers::find_in(&sandbox.store(), SANDBOX).expect("readable");
     let changed = visible_here.expect("excluded containers").reconcile(&root, ObservedContainers::default());
     assert!(changed.is_ok(), "nothing is mounted below the root");
     fs::write(&file, text.replace(&sandbox.netns_path().display().to_string(), "/run/netns/pod")).expect("written");
@@ -268,7 +268,7 @@ fn the_path_of_the_runtime_is_mapped_below_the_mount_of_the_node() {
         mount(&["--make-rprivate".as_ref(), "/".as_ref()]);
         mount(&["--bind".as_ref(), path.as_ref(), mounted.as_ref()]);
         let store = Store::new(file.ancestors().nth(2).expect("a parent"));
-        let found = ExcludedContainers::find_in(&store, SANDBOX, &root).expect("readable").expect("exclusions");
+        let found = ExcludedContainers::find_in(&store, SANDBOX).expect("readable").expect("exclusions");
         found.reconcile(&root, ObservedContainers { complete: true, ..ObservedContainers::default() })
     });
     thread.join().expect("no panic").expect("the sets of the pod's network namespace");
