@@ -1,5 +1,5 @@
 //! The HTTP server of the agent (`/healthz`: is the agent alive, `/readyz`: is the node ready, `/metrics` for
-//! Prometheus) and the watchdog.
+//! Prometheus), the watchdog, and the connection limit that `socket` shares.
 //!
 //! Every pod that reaches the port can occupy it, so no restart depends on it: the agent's own watchdog detects that
 //! it is stuck, and ends it ([`Health::supervise`]).
@@ -103,26 +103,14 @@ impl Health {
         rustix::net::listen(&listener, BACKLOG)?;
         let bound = listener.local_addr()?;
         let (listener, health) = (TcpListener::from_std(listener)?, self.clone());
-        spawn_local(async move { health.answer_all(&listener, &metrics).await });
+        spawn_local(async move {
+            let answer = |(stream, _)| {
+                let (health, metrics) = (health.clone(), metrics.clone());
+                async move { health.answer(stream, &metrics).await }
+            };
+            accept_all(&Arc::new(Semaphore::new(MAX_CONNECTIONS)), async || listener.accept().await, answer).await;
+        });
         Ok(bound)
-    }
-
-    async fn answer_all(&self, listener: &TcpListener, metrics: &Metrics) {
-        let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        // Fails only if the semaphore is closed.
-        while let Ok(connection) = Arc::clone(&connections).acquire_owned().await {
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let (health, metrics) = (self.clone(), metrics.clone());
-                    spawn_local(async move {
-                        health.answer(stream, &metrics).await;
-                        drop(connection);
-                    });
-                }
-                // Usually the limit of descriptors, of which some are closed soon.
-                Err(_) => sleep(ACCEPT_RETRY_DELAY).await,
-            }
-        }
     }
 
     /// Answers one request without reading its body.
@@ -170,10 +158,35 @@ impl Health {
     }
 }
 
+/// Accepts connections and handles as many at a time as `limit` allows, until the future is dropped.
+pub(super) async fn accept_all<S, F: Future<Output = ()> + 'static>(
+    limit: &Arc<Semaphore>,
+    accept: impl AsyncFn() -> io::Result<S>,
+    handle: impl Fn(S) -> F,
+) {
+    // Fails only if the semaphore is closed.
+    while let Ok(connection) = Arc::clone(limit).acquire_owned().await {
+        match accept().await {
+            Ok(stream) => {
+                let work = handle(stream);
+                spawn_local(async move {
+                    work.await;
+                    drop(connection);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "can't accept a connection");
+                // Usually the limit of descriptors, of which some are closed soon.
+                sleep(ACCEPT_RETRY_DELAY).await;
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::runtime::run_tasks;
+    use crate::agent::run_tasks;
     use std::future::pending;
     use std::io::{ErrorKind, Read, Write};
     use std::net::TcpStream;

@@ -43,7 +43,7 @@ impl PodReports {
     /// Starts the task; without an account, Events are dropped.
     #[must_use]
     pub fn start(account: Option<Api>) -> Self {
-        let Some(account) = account else { return Self::none() };
+        let Some(account) = account else { return Self(None) };
         let (queue, reports) = Self::queue();
         let write = move |(pod, event): Report| {
             let account = account.clone();
@@ -53,15 +53,21 @@ impl PodReports {
         queue
     }
 
-    /// Returns reports that are dropped.
-    pub(super) const fn none() -> Self {
-        Self(None)
-    }
-
     /// Returns reports that the receiver gets.
     pub(super) fn queue() -> (Self, mpsc::Receiver<Report>) {
         let (sender, reports) = mpsc::channel(MAX_WAITING);
         (Self(Some(Arc::new(Queue { rates: Mutex::default(), sender }))), reports)
+    }
+
+    /// Logs an Event and adds it.
+    pub(super) fn report(&self, pod: &PodRef, event: Event) {
+        let name = format!("{}/{}", pod.namespace, pod.name);
+        if event.warning {
+            tracing::warn!(pod = name, "{}", event.message);
+        } else {
+            tracing::info!(pod = name, "{}", event.message);
+        }
+        self.event(pod, event);
     }
 
     /// Adds an Event without waiting. It is dropped if its pod or namespace has too many.

@@ -8,7 +8,7 @@ use super::metrics::Metrics;
 use super::pod_reports::PodReports;
 use super::pods::{PodReconciler, PodSettings, RepairMode};
 use super::socket;
-use super::taint::{Taint, TaintController};
+use super::taint::TaintController;
 use crate::cluster::Api;
 use crate::cluster::agent::PoliciesReport;
 use crate::host_path::HostPath;
@@ -86,9 +86,8 @@ impl Services {
             let pods = PodReconciler::new(self.pods, node.clone(), account, reports, metrics.clone());
             spawn_local(pods.run(facts.clone(), policies, is_leading, damaged));
         }
-        let taint =
-            |key: &String| Taint { key: key.clone(), node: self.node_name.clone(), account: self.account.clone() };
-        let taint = self.taint.as_ref().map(|key| taint(key).start());
+        let start = |key| TaintController::start(self.account.clone(), self.node_name.clone(), key);
+        let taint = self.taint.clone().map(start);
         Ok(RunningServices { end, task, leads, taint })
     }
 

@@ -10,18 +10,18 @@ use super::nri::{self, NriContainer, NriPod, NriReport, NriStatus, START_TIMEOUT
 use super::pod_reports::PodReports;
 use crate::cluster::agent::ContainersStatus;
 use crate::host_path::{HostPath, HostRoot};
+use crate::plugin::running::containers::ExcludedContainers as Excluded;
 use crate::pod::PodRef;
 use crate::state::ROOT;
-use sandbox::{Answer, Sandbox};
+use sandbox::{Answer, Captures, Sandbox, Tools};
 use std::collections::BTreeMap;
-use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use std::{fs, io};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinSet, spawn_blocking, spawn_local};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 /// The interval in which the saved state is searched for changes.
 const SCAN_INTERVAL: Duration = Duration::from_millis(500);
@@ -38,15 +38,6 @@ type Question = (String, oneshot::Sender<ContainersStatus>);
 /// A running task. It ends with the last clone.
 #[derive(Debug, Clone)]
 pub(super) struct ExcludedContainers(mpsc::Sender<Question>);
-
-/// What all checks use.
-struct Tools {
-    root: HostRoot,
-    metrics: Metrics,
-    reports: PodReports,
-    /// Gets the pods whose sets are missing; `None` if the agent does not repair pods.
-    damaged: Option<mpsc::Sender<PodRef>>,
-}
 
 /// The connection to the runtime.
 enum Connection {
@@ -68,6 +59,10 @@ struct Slot {
     checked: Instant,
     /// What happened during the check.
     changes: Vec<Box<dyn FnOnce(&mut Sandbox)>>,
+    /// The containers for which the runtime waits during the check, since when; and which ones are excluded and reported.
+    awaited: Vec<(Instant, String)>,
+    excluded: Option<Arc<Excluded>>,
+    captures: Captures,
 }
 
 /// The state of the task.
@@ -160,7 +155,9 @@ impl Task {
             NriReport::Synchronized(pods, containers) => self.synchronize(&pods, containers),
             NriReport::Start(pod, container, answer) => {
                 let slot = self.slot(&pod);
-                let answer = (!slot.is_slow()).then(|| Answer(answer, Instant::now()));
+                let now = Instant::now();
+                let answer = (!slot.is_slow()).then_some(Answer(answer, now));
+                slot.awaited.push((now, container.name.clone()));
                 slot.change(move |sandbox| sandbox.start(container, answer, &tools.metrics));
             }
             NriReport::Started(pod, container) => self.slot(&pod).change(|sandbox| sandbox.started(container)),
@@ -235,6 +232,7 @@ impl Task {
                 slot.sandbox.iter_mut().for_each(|sandbox| sandbox.scanned(modified));
             }
         }
+        self.slots.values_mut().for_each(|slot| slot.report_late(&self.tools.reports));
         if let Connection::Disconnected { why, since } = &self.connection
             && since.elapsed() >= GRACE
         {
@@ -251,8 +249,10 @@ impl Task {
             sandbox.captures.create_events(&self.tools.reports);
             let is_due = sandbox.is_due(now) && self.checks.len() < MAX_CHECKS;
             if let Some(sandbox) = slot.sandbox.take_if(|sandbox| is_due || sandbox.is_awaited()) {
-                slot.checked = now;
-                self.checks.spawn(checked(sandbox, Arc::clone(&self.tools), is_complete));
+                (slot.checked, slot.awaited) = (now, sandbox.awaited());
+                (slot.excluded, slot.captures) = (sandbox.excluded.clone(), sandbox.captures.clone());
+                let tools = Arc::clone(&self.tools);
+                self.checks.spawn_blocking(move || sandbox.check(&tools, is_complete));
             }
         }
         self.slots.retain(|_, slot| !slot.sandbox.as_ref().is_some_and(Sandbox::is_unused));
@@ -262,6 +262,7 @@ impl Task {
     fn finish(&mut self, mut sandbox: Sandbox) {
         let Some(slot) = self.slots.get_mut(&sandbox.id) else { return };
         sandbox.is_slow = slot.is_slow();
+        sandbox.captures.add_reported(&slot.captures);
         slot.changes.drain(..).for_each(|change| change(&mut sandbox));
         slot.sandbox = Some(sandbox);
     }
@@ -274,7 +275,8 @@ fn place<'a>(slots: &'a mut BTreeMap<String, Slot>, id: &str) -> &'a mut Slot {
 
 impl Slot {
     fn new(id: &str) -> Self {
-        Self { sandbox: Some(Sandbox::new(id)), checked: Instant::now(), changes: Vec::new() }
+        let (checked, captures) = (Instant::now(), Captures::default());
+        Self { sandbox: Some(Sandbox::new(id)), checked, changes: vec![], awaited: vec![], excluded: None, captures }
     }
 
     /// Changes the sandbox: now, or after its check.
@@ -285,28 +287,21 @@ impl Slot {
         }
     }
 
+    /// Reports the excluded containers that start captured because the check takes longer than the runtime waits.
+    fn report_late(&mut self, reports: &PodReports) {
+        let (None, Some(excluded)) = (&self.sandbox, &self.excluded) else { return };
+        let why =
+            format!("the pod's rules were not changed within {} ms; the agent retries", START_TIMEOUT.as_millis());
+        let is_late = |(since, name): &&(Instant, String)| {
+            since.elapsed() > START_TIMEOUT && excluded.policy().container_scope(name).is_some()
+        };
+        self.awaited.iter().filter(is_late).for_each(|(_, name)| self.captures.add(name, &why));
+        self.captures.create_events(reports);
+    }
+
     /// Whether the check that runs, or the last one, takes longer than the runtime waits.
     fn is_slow(&self) -> bool {
         self.sandbox.as_ref().map_or_else(|| self.checked.elapsed() > START_TIMEOUT, |sandbox| sandbox.is_slow)
-    }
-}
-
-/// Checks a sandbox. If that takes longer than the runtime waits, reports the containers that start captured meanwhile.
-async fn checked(sandbox: Sandbox, tools: Arc<Tools>, is_complete: bool) -> Sandbox {
-    let (mut late, own) = (sandbox.late_captures(), Arc::clone(&tools));
-    let check = spawn_blocking(move || sandbox.check(&own, is_complete));
-    tokio::pin!(check);
-    let done = match timeout(START_TIMEOUT, &mut check).await {
-        Ok(done) => done,
-        Err(_) => {
-            late.create_events(&tools.reports);
-            check.await.map(|sandbox| sandbox.with_reported(late))
-        }
-    };
-    match done {
-        Ok(sandbox) => sandbox,
-        // The agent ends.
-        Err(_) => pending().await,
     }
 }
 

@@ -1,9 +1,8 @@
 //! A pod sandbox: its containers as the runtime reports them, and the bypass of the excluded ones. Its check reads which
 //! containers it excludes, finds their control groups, and makes the sets in its network namespace match.
 
-use super::Tools;
 use crate::agent::metrics::Metrics;
-use crate::agent::nri::{NriContainer, START_TIMEOUT};
+use crate::agent::nri::NriContainer;
 use crate::agent::pod_reports::PodReports;
 use crate::cgroup::{CgroupHierarchy, ContainerGroup};
 use crate::cluster::Event;
@@ -20,7 +19,7 @@ use std::mem::take;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 /// The interval of the checks while excluded containers run or may run, and after a failure.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
@@ -32,6 +31,15 @@ const MAX_LOGGED: usize = 8;
 /// kernel takes from a clock with ticks of at most 10 ms.
 const TIME_STAMP_PRECISION: Duration = Duration::from_millis(100);
 
+/// What all checks use.
+pub(super) struct Tools {
+    pub(super) root: HostRoot,
+    pub(super) metrics: Metrics,
+    pub(super) reports: PodReports,
+    /// Gets the pods whose sets are missing; `None` if the agent does not repair pods.
+    pub(super) damaged: Option<mpsc::Sender<PodRef>>,
+}
+
 /// A pod sandbox.
 #[derive(Default)]
 pub(super) struct Sandbox {
@@ -40,7 +48,7 @@ pub(super) struct Sandbox {
     /// When saved state changed; `None` without saved state, or if it must be read again.
     modified: Option<SystemTime>,
     /// `None` if saved state excludes no container.
-    excluded: Option<Arc<ExcludedContainers>>,
+    pub(super) excluded: Option<Arc<ExcludedContainers>>,
     /// Since when the sandbox is known to exclude containers.
     excluding_since: Option<Instant>,
     /// When the next check is due; `None` if the saved state must change first.
@@ -128,8 +136,13 @@ impl Container {
 }
 
 impl Captures {
-    fn add(&mut self, name: &str, why: &str) {
+    pub(super) fn add(&mut self, name: &str, why: &str) {
         self.new.push((name.to_owned(), why.to_owned()));
+    }
+
+    /// Adds the names that were reported during a check.
+    pub(super) fn add_reported(&mut self, other: &Self) {
+        self.reported.extend(other.reported.iter().cloned());
     }
 
     /// Creates an Event for each name, once.
@@ -251,19 +264,13 @@ impl Sandbox {
         self.wake();
     }
 
-    /// Returns the captures of the containers for which the runtime waits, if it waits too long.
-    pub(super) fn late_captures(&self) -> Captures {
-        let mut late = self.captures.clone();
-        let why =
-            format!("the pod's rules were not changed within {} ms; the agent retries", START_TIMEOUT.as_millis());
-        self.running().filter(|one| one.is_awaited()).for_each(|one| late.add(&one.reported.name, &why));
-        late
-    }
-
-    /// Records which captures were reported during a check.
-    pub(super) fn with_reported(mut self, captures: Captures) -> Self {
-        self.captures.reported.extend(captures.reported);
-        self
+    /// Returns the containers for which the runtime waits, since when.
+    pub(super) fn awaited(&self) -> Vec<(Instant, String)> {
+        let since = |container: &Container| match &container.state {
+            ContainerState::Starting(Some(Answer(_, since))) => Some((*since, container.reported.name.clone())),
+            _ => None,
+        };
+        self.containers.values().filter_map(since).collect()
     }
 
     /// Checks the sandbox. `is_complete`: all its running containers are known. Blocks.

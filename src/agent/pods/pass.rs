@@ -139,7 +139,7 @@ impl Pass<'_> {
             self.report_rejected(rejected, state);
         }
         if repeated.has_committed || !repeated.change.is_empty() {
-            state.changes.take(now);
+            state.count_change(now);
         }
         if !repeated.change.is_empty() {
             metrics.count("policy_changes", [("result", "applied")]);

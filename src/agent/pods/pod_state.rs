@@ -26,7 +26,7 @@ const FAILURES_BEFORE_EVENT: u32 = 5;
 const EVENT_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// What is known about a pod.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct PodState {
     /// The time of the next pass; `None` to wait for a change.
     pub(super) due: Option<Instant>,
@@ -42,8 +42,8 @@ pub(super) struct PodState {
     pub(super) unguarded: bool,
     /// What the guard had rejected at the last pass.
     pub(super) rejected: Rejected,
-    /// The changes of its rules.
-    pub(super) changes: TokenBucket,
+    /// The changes of its rules; `None` before the first one.
+    changes: Option<TokenBucket>,
     last_pass: Option<Instant>,
     /// When the live rules were compared with the desired ones.
     pub(super) last_check: Option<Instant>,
@@ -55,7 +55,8 @@ pub(super) struct PodState {
     failure: Option<String>,
     /// The number of failures in a row.
     failures: u32,
-    backoff: Backoff,
+    /// The pauses after these failures.
+    backoff: Option<Backoff>,
     /// The end of the pause after a failure, which a change of the pod does not shorten.
     not_before: Option<Instant>,
     /// The times of the last Events about states that last, by reason.
@@ -87,33 +88,26 @@ impl Finding {
 impl PodState {
     /// Creates the state of a new pod.
     pub(super) fn new(due: Instant) -> Self {
-        Self {
-            due: Some(due),
-            container_id: None,
-            finding: None,
-            deletion: None,
-            absent: String::new(),
-            unguarded: false,
-            rejected: Rejected::default(),
-            changes: TokenBucket::new(CHANGES, REFILL_TIME),
-            last_pass: None,
-            last_check: None,
-            suspected_since: None,
-            outside_since: None,
-            failure: None,
-            failures: 0,
-            backoff: Backoff::new(MIN_PAUSE, MAX_PAUSE),
-            not_before: None,
-            reported: BTreeMap::new(),
-            events: Vec::new(),
-        }
+        Self { due: Some(due), ..Self::default() }
     }
 
     /// Schedules a pass soon, because the pod has changed.
     pub(super) fn changed(&mut self, now: Instant) {
         let last = self.last_pass.map(|last| last + MIN_INTERVAL);
-        let soon = self.changes.next(now).into_iter().chain(self.not_before).chain(last).max();
+        let soon = self
+            .changes
+            .as_mut()
+            .and_then(|changes| changes.next(now))
+            .into_iter()
+            .chain(self.not_before)
+            .chain(last)
+            .max();
         self.wake(soon.unwrap_or(now).max(now));
+    }
+
+    /// Counts a change of the pod's rules.
+    pub(super) fn count_change(&mut self, now: Instant) {
+        self.changes.get_or_insert(TokenBucket::new(CHANGES, REFILL_TIME)).take(now);
     }
 
     /// Begins a pass.
@@ -138,15 +132,14 @@ impl PodState {
 
     /// Records that the pass has succeeded.
     pub(super) fn succeed(&mut self) {
-        self.backoff.reset();
-        (self.failures, self.not_before, self.failure) = (0, None, None);
+        (self.failures, self.backoff, self.not_before, self.failure) = (0, None, None, None);
     }
 
     /// Records a failure, and logs it once until it changes. The pauses grow, so that a pod whose own processes cause failures
     /// does not take the time of others. Returns whether the failure lasts.
     pub(super) fn fail(&mut self, error: &Error, pod: &str, now: Instant) -> bool {
         self.failures = self.failures.saturating_add(1);
-        self.not_before = Some(now + self.backoff.pause(now));
+        self.not_before = Some(now + self.backoff.get_or_insert(Backoff::new(MIN_PAUSE, MAX_PAUSE)).pause(now));
         self.due = self.not_before;
         let message = error.to_string();
         if self.failure.as_ref() != Some(&message) {
@@ -209,7 +202,7 @@ mod tests {
             pauses.push((next - now).as_millis());
             now = next;
             state.begin(now);
-            state.changes.take(now);
+            state.count_change(now);
         }
         assert_eq!(pauses[..3], [0, 500, 500]);
         assert_eq!(pauses[33..], [10_000; 7], "{pauses:?}");

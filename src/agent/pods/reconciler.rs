@@ -57,15 +57,8 @@ struct TrackedPod {
 impl TrackedPod {
     /// Logs the Events of the pod and creates them. Returns them.
     fn create_events(&mut self, reports: &PodReports) -> Vec<Event> {
-        let (name, events) = (self.observed.full_name(), std::mem::take(&mut self.state.events));
-        for event in &events {
-            if event.warning {
-                tracing::warn!(pod = name, "{}", event.message);
-            } else {
-                tracing::info!(pod = name, "{}", event.message);
-            }
-            reports.event(&self.observed.pod.reference(), event.clone());
-        }
+        let events = std::mem::take(&mut self.state.events);
+        events.iter().for_each(|event| reports.report(&self.observed.pod.reference(), event.clone()));
         events
     }
 }

@@ -73,10 +73,11 @@ impl Iteration {
         let readiness = match plan.lacks {
             _ if is_repair && stability.is_contested() => Readiness::Not(contested(plan, stability)),
             Some(_) => {
-                stability.not_ready();
+                // Everything that can be installed is in place.
+                stability.ready = false;
                 return (Readiness::Not(state(plan)), delay.min(RETRY_DELAY), has_changed);
             }
-            None if stability.is_ready() => Readiness::Ready,
+            None if stability.ready => Readiness::Ready,
             None => Readiness::Confirming,
         };
         (readiness, delay, has_changed)
@@ -149,7 +150,7 @@ fn contested(plan: &InstallPlan, stability: &Stability) -> String {
     format!(
         "another process keeps reverting the installation: {} repairs in a row did not last {} s, the last one: {}; \
          stop that process (Cilium: set cni.exclusive=false)",
-        stability.repairs(),
+        stability.repairs,
         HOLD_TIME.as_secs(),
         done.collect::<Vec<_>>().join("; ")
     )
@@ -202,24 +203,9 @@ impl Stability {
         (self.in_place, self.ready) = (None, false);
     }
 
-    /// Records that the node is not ready, although everything that can be installed is in place.
-    pub(super) fn not_ready(&mut self) {
-        self.ready = false;
-    }
-
-    /// Whether the node counts as ready.
-    pub(super) fn is_ready(&self) -> bool {
-        self.ready
-    }
-
     /// Whether another process keeps reverting what was installed.
     pub(super) fn is_contested(&self) -> bool {
         self.repairs > FREE_REPAIRS
-    }
-
-    /// Returns the number of repairs since the installation was stable.
-    pub(super) fn repairs(&self) -> u32 {
-        self.repairs
     }
 }
 
@@ -345,7 +331,7 @@ mod tests {
             }
             let held = now + (2 * round + 1) * HOLD_TIME;
             assert_eq!(assessed(&Iteration::Installed(Box::new(lacking.clone())), without, held), not_ready);
-            assert_eq!(without.repairs(), 0, "the files stay in place, so the next repair is not delayed");
+            assert_eq!(without.repairs, 0, "the files stay in place, so the next repair is not delayed");
         }
         let contested = &mut Stability::default();
         for _ in 0..4 {
@@ -361,9 +347,9 @@ mod tests {
     /// A node on which the first check has found everything in place.
     fn ready(now: Instant) -> Stability {
         let mut stability = Stability::default();
-        assert!(!stability.is_ready());
+        assert!(!stability.ready);
         assert_eq!(stability.in_place(now), Duration::ZERO);
-        assert!(stability.is_ready(), "an earlier agent installed it");
+        assert!(stability.ready, "an earlier agent installed it");
         stability
     }
 
@@ -373,9 +359,9 @@ mod tests {
         assert_eq!(stability.repaired(), Duration::ZERO);
         assert_eq!(stability.in_place(now), HOLD_TIME);
         assert_eq!(stability.in_place(now + HOLD_TIME - SHORT), SHORT);
-        assert!(!stability.is_ready());
+        assert!(!stability.ready);
         assert_eq!(stability.in_place(now + HOLD_TIME), Duration::ZERO);
-        assert!(stability.is_ready());
+        assert!(stability.ready);
     }
 
     #[test]
@@ -384,7 +370,7 @@ mod tests {
         let mut stability = ready(now);
         for _ in 0..100 {
             assert_eq!(stability.repaired(), Duration::ZERO, "without a pause");
-            assert!(stability.is_ready());
+            assert!(stability.ready);
             assert_eq!(stability.in_place(now), HOLD_TIME, "and with another check");
             now += HOLD_TIME;
             assert_eq!(stability.in_place(now), Duration::ZERO);
@@ -398,16 +384,16 @@ mod tests {
         let mut pauses = Vec::new();
         for repair in 1..=10 {
             pauses.push(stability.repaired().as_secs());
-            assert_eq!(stability.is_ready(), repair <= FREE_REPAIRS, "{repair}");
+            assert_eq!(stability.ready, repair <= FREE_REPAIRS, "{repair}");
             // In place at the check, and reverted before the hold time is over.
             stability.in_place(now);
             now += HOLD_TIME - SHORT;
         }
         assert_eq!(pauses, [0, 0, 0, 1, 2, 4, 8, 16, 32, 60]);
-        assert!(stability.is_contested() && !stability.is_ready());
+        assert!(stability.is_contested() && !stability.ready);
         stability.in_place(now);
         assert_eq!(stability.in_place(now + HOLD_TIME), Duration::ZERO);
-        assert!(stability.is_ready() && !stability.is_contested());
+        assert!(stability.ready && !stability.is_contested());
         assert_eq!(stability.repaired(), Duration::ZERO);
     }
 
@@ -419,7 +405,7 @@ mod tests {
             stability.repaired();
             assert_eq!(stability.in_place(now + minute * MAX_PAUSE), HOLD_TIME);
         }
-        assert!(!stability.is_ready());
+        assert!(!stability.ready);
     }
 
     #[test]
@@ -427,9 +413,9 @@ mod tests {
         let now = Instant::now();
         let mut stability = ready(now);
         stability.incomplete();
-        assert!(!stability.is_ready());
+        assert!(!stability.ready);
         stability.repaired();
         assert_eq!(stability.in_place(now), HOLD_TIME);
-        assert!(!stability.is_ready());
+        assert!(!stability.ready);
     }
 }

@@ -1,12 +1,11 @@
 //! The state of a sandbox for each order of reports and results.
 
-use super::super::{Connection, Slot, Task, Tools};
+use super::super::{Connection, Slot, Task};
 use super::*;
-use crate::agent::nri::{NriPod, NriReport};
+use crate::agent::nri::{NriPod, NriReport, START_TIMEOUT};
 use crate::firewall::ContainerElement;
 use crate::host_path::HostPath;
 use crate::policy::{ContainerExclusion, ContainerScope, Policy};
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 const CGROUP: u64 = 7;
@@ -153,22 +152,6 @@ fn a_failure_answers_and_is_reported_once_for_each_name() {
     assert!(scene.events().is_empty() && scene.sandbox.failure.is_empty());
 }
 
-#[test]
-fn an_answer_that_comes_too_late_is_reported_once() {
-    let mut scene = Scene::new();
-    drop(scene.start("1", VAULT));
-    let mut late = scene.sandbox.late_captures();
-    late.create_events(&scene.tools.reports);
-    let why = "container vault started captured: the pod's rules were not changed within 1000 ms; the agent retries";
-    assert_eq!(scene.events(), [why]);
-    scene.sandbox = take(&mut scene.sandbox).with_reported(late);
-    scene.sandbox.start(container("2", VAULT), None, &scene.tools.metrics);
-    assert!(scene.is_due(), "it gets its element later");
-    scene.apply(&["1", "2"], &["1", "2"]);
-    assert_eq!(scene.results(), ["{result=\"error\"} 2"]);
-    assert!(scene.events().is_empty(), "reported before");
-}
-
 fn task() -> Task {
     let tools = Arc::new(Scene::of("s").tools);
     let nri_socket = HostPath::new("/run/nri/nri.sock").expect("a path");
@@ -213,6 +196,28 @@ fn the_runtime_does_not_wait_for_a_sandbox_whose_checks_are_slow() {
     (slot.checked, slot.sandbox) = (Instant::now(), None);
     task.finish(Sandbox::new("s"));
     assert!(!is_answered(&mut task, "3"), "after a fast check");
+}
+
+#[test]
+fn a_start_that_waits_too_long_for_a_check_is_reported_once() {
+    let mut scene = Scene::new();
+    let mut slot = Slot::new("s");
+    let long_ago = Instant::now().checked_sub(2 * START_TIMEOUT).expect("the machine has run for a while");
+    scene.sandbox.start(container("1", "web"), Some(Answer(oneshot::channel().0, long_ago)), &scene.tools.metrics);
+    scene.sandbox.start(container("2", VAULT), Some(Answer(oneshot::channel().0, long_ago)), &scene.tools.metrics);
+    (slot.awaited, slot.excluded) = (scene.sandbox.awaited(), scene.sandbox.excluded.clone());
+    // It came during the check.
+    slot.awaited.push((Instant::now(), VAULT.into()));
+    (slot.captures, slot.sandbox) = (scene.sandbox.captures.clone(), None);
+    for _ in 0..2 {
+        slot.report_late(&scene.tools.reports);
+    }
+    let why = "container vault started captured: the pod's rules were not changed within 1000 ms; the agent retries";
+    assert_eq!(scene.events(), [why]);
+    scene.sandbox.captures.add_reported(&slot.captures);
+    scene.apply(&["2"], &["2"]);
+    assert_eq!(scene.results(), ["{result=\"error\"} 1"]);
+    assert!(scene.events().is_empty(), "reported before");
 }
 
 #[test]
