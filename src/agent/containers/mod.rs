@@ -210,7 +210,7 @@ impl Task {
             Connection::Disconnected { why, .. } => (None, why.clone()),
             Connection::Registered(runtime) => (Some(runtime.clone()), String::new()),
         };
-        let mut status = ContainersStatus { runtime, socket: Some(self.nri_socket.to_string()), error, expected: None };
+        let mut status = ContainersStatus { runtime, error, expected: None };
         match self.slots.get_mut(&id).filter(|_| status.runtime.is_some()) {
             None => drop(answer.send(status)),
             Some(slot) => slot.change(|sandbox| {
