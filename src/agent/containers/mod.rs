@@ -51,6 +51,9 @@ enum Connection {
     Registered(String),
 }
 
+/// A change of a sandbox.
+type Change = Box<dyn FnOnce(&mut Sandbox)>;
+
 /// The place of a sandbox.
 struct Slot {
     /// `None` while a check owns it.
@@ -58,7 +61,7 @@ struct Slot {
     /// When the last check began.
     checked: Instant,
     /// What happened during the check.
-    changes: Vec<Box<dyn FnOnce(&mut Sandbox)>>,
+    changes: Vec<Change>,
     /// The containers for which the runtime waits during the check, since when; and which ones are excluded and reported.
     awaited: Vec<(Instant, String)>,
     excluded: Option<Arc<Excluded>>,
