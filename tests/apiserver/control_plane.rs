@@ -1,11 +1,14 @@
 //! Processes of etcd and kube-apiserver. The tests share them one after the other: each one finds a new cluster.
 
-use crate::certificates;
 use crate::client::Client;
-use crate::etcd;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -73,7 +76,7 @@ pub(crate) struct Servers {
     admin: (String, String),
     processes: Mutex<Processes>,
     /// The objects of a new cluster, and the API groups that it serves.
-    new: Mutex<(etcd::Objects, Value)>,
+    new: Mutex<(Objects, Value)>,
     /// The length of the audit log when this test began.
     audited: AtomicU64,
 }
@@ -96,7 +99,7 @@ impl Servers {
         let _ = fs::remove_dir_all(&files);
         fs::create_dir_all(&files).expect("writable");
         fs::write(files.join("audit.yaml"), AUDIT).expect("writable");
-        let admin = certificates::write(&files);
+        let admin = write_certificates(&files);
         let (port, etcd_port, peer_port) = free_ports();
         let starter = Starter::new();
         let mut etcd = Command::new("etcd");
@@ -116,7 +119,7 @@ impl Servers {
         let namespaces = ["default", "kube-node-lease", "kube-public", "kube-system"];
         let created = |name: &&str| admin.get_path(&format!("/api/v1/namespaces/{name}")).is_ok();
         servers.until(|| namespaces.iter().all(created) && admin.get_path(KUBERNETES).is_ok());
-        *servers.new.lock().expect("no panic while locked") = (etcd::objects(etcd_port), servers.groups());
+        *servers.new.lock().expect("no panic while locked") = (objects(etcd_port), servers.groups());
         println!("kube-apiserver is ready after {:.1} s", started.elapsed().as_secs_f32());
         servers
     }
@@ -129,7 +132,7 @@ impl Servers {
         let _ = fs::remove_dir_all(&self.directory);
         fs::create_dir_all(&self.directory).expect("writable");
         let new = self.new.lock().expect("no panic while locked");
-        etcd::restore(self.etcd_port, &new.0);
+        restore(self.etcd_port, &new.0);
         self.until(|| self.groups() == new.1);
         self.audited.store(fs::metadata(self.audit_log()).map_or(0, |file| file.len()), Ordering::Relaxed);
     }
@@ -326,4 +329,77 @@ impl Starter {
         self.commands.send((command, log)).expect("the thread lives");
         self.started.recv().expect("the thread lives")
     }
+}
+
+/// The address of the Service `kubernetes`.
+const SERVICE: &str = "10.96.0.1";
+
+/// Writes `ca.crt`, `server.crt`, `server.key`, `tokens.key` and `tokens.pub`. Returns certificate and key of an
+/// administrator as PEM.
+fn write_certificates(directory: &Path) -> (String, String) {
+    let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(params, key()).expect("an authority");
+    let signed = |params: CertificateParams| {
+        let key = key();
+        let certificate = params.signed_by(&key, &authority).expect("a certificate");
+        (certificate.pem(), key.serialize_pem())
+    };
+    let put = |name: &str, text: &str| fs::write(directory.join(name), text).expect("writable");
+    put("ca.crt", &authority.pem());
+    let addresses = ["127.0.0.1", SERVICE].map(str::to_owned).to_vec();
+    let (certificate, server_key) = signed(CertificateParams::new(addresses).expect("addresses"));
+    put("server.crt", &certificate);
+    put("server.key", &server_key);
+    let tokens = key();
+    put("tokens.key", &tokens.serialize_pem());
+    put("tokens.pub", &tokens.public_key_pem());
+    // The group that has all rights without a role (kubernetes.io, "User-facing roles").
+    let mut admin = CertificateParams::new(Vec::new()).expect("parameters");
+    admin.distinguished_name.push(DnType::OrganizationName, "system:masters");
+    admin.distinguished_name.push(DnType::CommonName, "admin");
+    signed(admin)
+}
+
+fn key() -> KeyPair {
+    KeyPair::generate().expect("a key")
+}
+
+/// Keys and values in Base64.
+type Objects = BTreeMap<String, String>;
+
+/// Returns the objects of the etcd on this port.
+fn objects(port: u16) -> Objects {
+    let all = json!({"key": BASE64_STANDARD.encode("/registry/"), "range_end": BASE64_STANDARD.encode("/registry0")});
+    let answer = post(port, "range", &all);
+    let text = |value: &Value| value.as_str().expect("Base64").to_owned();
+    let pairs = answer["kvs"].as_array().expect("keys").iter();
+    let mut found: Objects = pairs.map(|pair| (text(&pair["key"]), text(&pair["value"]))).collect();
+    // The API server renews its lease all the time.
+    found.retain(|key, _| {
+        !BASE64_STANDARD.decode(key).expect("Base64").starts_with(b"/registry/leases/kube-system/apiserver-")
+    });
+    found
+}
+
+/// Deletes the objects that were created since, and restores those that were changed or deleted.
+fn restore(port: u16, before: &Objects) {
+    let now = objects(port);
+    for key in now.keys().filter(|key| !before.contains_key(*key)) {
+        post(port, "deleterange", &json!({"key": key}));
+    }
+    for (key, value) in before.iter().filter(|(key, value)| now.get(*key) != Some(value)) {
+        post(port, "put", &json!({"key": key, "value": value}));
+    }
+}
+
+/// Sends a request to the JSON gateway of etcd, with HTTP 1.0 so that the answer ends with the connection.
+fn post(port: u16, method: &str, body: &Value) -> Value {
+    let body = body.to_string();
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("etcd listens");
+    write!(stream, "POST /v3/kv/{method} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len()).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let (_, json) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{method}: {answer:?}"));
+    serde_json::from_str(json).unwrap_or_else(|error| panic!("{method}: {error}: {answer:?}"))
 }

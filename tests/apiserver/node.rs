@@ -2,7 +2,6 @@
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::sandbox;
 use crate::shipped::{NAMESPACE, of_kind};
 pub(crate) use crate::support::agent_process::{Agent, SETTLED};
 use crate::support::background::Running;
@@ -13,7 +12,7 @@ use detour_cni::cni::configuration;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
 use std::panic::resume_unwind;
@@ -299,7 +298,7 @@ pub(crate) fn meshed_pod(admin: &Client, name: &str) -> Value {
         },
     });
     admin.apply(&pod).expect("accepted");
-    let status = json!({"status": {"podIP": sandbox::ADDRESS, "podIPs": [{"ip": sandbox::ADDRESS}]}});
+    let status = json!({"status": {"podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}]}});
     admin.merge_status(&pod, &status).expect("accepted")
 }
 
@@ -314,4 +313,55 @@ pub(crate) fn events(admin: &Client) -> Vec<String> {
 pub(crate) struct Kubelet {
     _process: Running,
     pub(crate) port: u16,
+}
+
+/// The address of every pod.
+const ADDRESS: &str = "10.88.0.2";
+
+impl Pod {
+    /// Pins the network namespace and caches the cluster network's result, as a runtime does.
+    pub(crate) fn pin(&self, pod: &Value) {
+        let pinned = Path::new("/run/netns").join(&self.container_id);
+        File::create(&pinned).expect("writable");
+        mount(Some(&self.netns()), &pinned, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("a bind mount");
+        let netns = format!("/var{}", pinned.display());
+        let cached = json!({
+            "kind": "cniCacheV1", "containerId": self.container_id, "config": "e30=", "ifName": "eth0",
+            "networkName": "k8s-pod-network", "netns": netns,
+            "cniArgs": [
+                ["IgnoreUnknown", "1"], ["K8S_POD_NAMESPACE", pod["metadata"]["namespace"]],
+                ["K8S_POD_NAME", pod["metadata"]["name"]], ["K8S_POD_UID", pod["metadata"]["uid"]],
+            ],
+            "result": {"cniVersion": "0.3.1", "interfaces": [{"name": "eth0", "sandbox": netns}],
+                       "ips": [{"interface": 0, "version": "4", "address": format!("{ADDRESS}/24")}]},
+        });
+        fs::create_dir_all("/var/lib/cni/results").expect("a tmpfs");
+        fs::write(format!("/var/lib/cni/results/k8s-pod-network-{}-eth0", self.container_id), cached.to_string())
+            .expect("a tmpfs");
+    }
+
+    /// Whether it has the plugin's redirection.
+    pub(crate) fn redirects(&self) -> bool {
+        self.tool("iptables-save", &["-t", "nat"], "").contains("-A ISTIO_REDIRECT ")
+    }
+
+    /// Returns its rules.
+    pub(crate) fn rules(&self) -> String {
+        let rules = ["iptables-save", "ip6tables-save"].map(|program| self.tool(program, &[], ""));
+        let native = self.tool("nft", &["list", "table", "inet", "detour-exclusions"], "");
+        let is_rule = |line: &&str| !line.starts_with(['#', ':']);
+        rules
+            .iter()
+            .chain([&native])
+            .flat_map(|text| text.lines().filter(is_rule))
+            .map(|line| format!("{line}\n"))
+            .collect()
+    }
+
+    /// Removes the redirection.
+    pub(crate) fn flush(&self) {
+        for iptables in ["iptables", "ip6tables"] {
+            self.tool(iptables, &["-t", "nat", "-F"], "");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
 use crate::node::{NAME, SETTLED, agent_pod, events, meshed_pod, on_a_node};
-use crate::removal::watches;
+use crate::repairs::watches;
 use crate::shipped::{self, NAMESPACE, apply, base, chart, manifests, prepare};
 use crate::support::netns_pod::Pod;
 use detour_cni::cluster::agent::{PoliciesReport, pod_policies};

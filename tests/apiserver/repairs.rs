@@ -1,10 +1,13 @@
-//! Repairs, the node's taint and Events about excluded containers, with the shipped rights.
+//! Repairs, the node's taint, Events about excluded containers, and the removal of the plugin with its DaemonSet, with the
+//! shipped rights.
 
+use crate::client::Client;
 use crate::control_plane::ControlPlane;
 use crate::node::{LIST, NAME, Node, SETTLED, events, meshed_pod, on_a_node};
-use crate::shipped::{NAMESPACE, apply, chart, cluster_with, prepare};
+use crate::shipped::{NAMESPACE, apply, base, chart, cluster, cluster_with, of_kind, prepare};
 use crate::support::netns_pod::Pod;
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 
 /// A cluster with a pod on a node with an agent, and the chart with these values.
 fn with_an_agent(values: &str, work: impl FnOnce(&ControlPlane, &Node<'_>, &Value, &Pod) + Send) {
@@ -162,4 +165,120 @@ fn the_shipped_agent_creates_an_event_if_an_excluded_container_starts_captured()
     let refused = plane.audit().into_iter().filter(|event| event["user"]["username"] == user.as_str());
     let refused: Vec<_> = refused.filter(|event| event["responseStatus"]["code"] == 403).collect();
     assert!(refused.is_empty(), "{refused:?}");
+}
+
+fn delete(admin: &Client, objects: &[Value], kinds: &[&str]) {
+    for kind in kinds {
+        for object in objects.iter().filter(|object| object["kind"] == *kind) {
+            admin.delete(object).expect("it was there");
+        }
+    }
+}
+
+#[test]
+fn the_plugin_stays_during_a_rollout() {
+    let plane = cluster();
+    let objects = base("kubernetes");
+    on_a_node(&plane, &objects, |node| {
+        let old = node.start_agent("old");
+        old.wait_for_log(SETTLED);
+        let change = json!({"spec": {"template": {"metadata": {"annotations": {"a": "b"}}}}});
+        plane.admin().merge(of_kind(&objects, "DaemonSet"), &change).expect("changed");
+        let (status, logged) = old.ended();
+        assert!(status.success() && node.is_installed(), "{logged:#?}");
+        assert!(logged.last().expect("a line").contains("stays on the node"), "{logged:#?}");
+    });
+}
+
+#[test]
+fn the_plugin_is_removed_with_the_daemonset_in_any_order_of_deletion() {
+    const RIGHTS: [&str; 4] = ["RoleBinding", "Role", "ClusterRoleBinding", "ClusterRole"];
+    let objects = base("kubernetes");
+    let (mut helm, mut kubectl) = (vec!["DaemonSet"], vec!["ServiceAccount"]);
+    helm.extend(RIGHTS);
+    helm.push("ServiceAccount");
+    kubectl.extend(RIGHTS);
+    kubectl.push("DaemonSet");
+    for (name, order) in [("helm-uninstall", helm), ("kubectl-delete", kubectl), ("alone", vec!["DaemonSet"])] {
+        let plane = cluster();
+        let admin = plane.admin();
+        on_a_node(&plane, &objects, |node| {
+            let agent = node.start_agent("a");
+            agent.wait_for_log(SETTLED);
+            until_watched(&plane);
+            delete(&admin, &objects, &order);
+            // The kubelet ends the pod later.
+            let (status, logged) = agent.ended();
+            assert!(status.success() && !node.is_installed(), "{name}: {logged:#?}");
+            assert!(logged.last().expect("a line").contains("was removed from the node"), "{name}: {logged:#?}");
+        });
+    }
+}
+
+/// A restarted server has no earlier changes: the DaemonSet's resource version is too old for a watch.
+#[test]
+fn the_plugin_is_removed_with_the_daemonset_after_a_restart_of_the_api_server() {
+    let plane = cluster();
+    let (admin, objects) = (plane.admin(), base("kubernetes"));
+    on_a_node(&plane, &objects, |node| {
+        let agent = node.start_agent("a");
+        agent.wait_for_log(SETTLED);
+        until_watched(&plane);
+        for number in 0..30 {
+            let change = json!({"metadata": {"annotations": {"number": number.to_string()}}});
+            admin.merge(of_kind(&objects, "ServiceAccount"), &change).expect("changed");
+        }
+        plane.kill_api();
+        let before = watches(&plane);
+        plane.start_api();
+        plane.until(|| watches(&plane) > before);
+        delete(&admin, &objects, &["DaemonSet", "RoleBinding", "Role", "ClusterRoleBinding", "ClusterRole"]);
+        let (status, logged) = agent.ended();
+        assert!(status.success() && !node.is_installed(), "{logged:#?}");
+    });
+}
+
+#[test]
+fn a_daemonset_in_foreground_deletion_counts_as_deleted() {
+    let plane = cluster();
+    let objects = base("kubernetes");
+    on_a_node(&plane, &objects, |node| {
+        let agent = node.start_agent("a");
+        agent.wait_for_log(SETTLED);
+        let daemon_set = of_kind(&objects, "DaemonSet");
+        let waits = json!({"metadata": {"finalizers": ["foregroundDeletion"]}});
+        plane.admin().merge(daemon_set, &waits).expect("changed");
+        plane.admin().delete(daemon_set).expect("marked");
+        assert!(plane.admin().get(daemon_set).expect("still there")["metadata"]["deletionTimestamp"].is_string());
+        let (_, logged) = agent.ended();
+        assert!(!node.is_installed(), "{logged:#?}");
+    });
+}
+
+#[test]
+fn without_an_answer_the_plugin_stays_and_a_warning_is_logged() {
+    let plane = cluster();
+    on_a_node(&plane, &base("kubernetes"), |node| {
+        let agent = node.start_agent("a");
+        agent.wait_for_log(SETTLED);
+        plane.kill_api();
+        let started = Instant::now();
+        let (status, logged) = agent.ended();
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+        assert!(status.success() && node.is_installed(), "{logged:#?}");
+        let why = logged.iter().find(|line| line.contains("the plugin stays on the node; run")).expect("a warning");
+        assert!(why.contains("DaemonSet kube-system/detour-agent") && why.contains("detour uninstall"), "{why}");
+    });
+}
+
+/// Waits until a watch of the DaemonSet was granted.
+fn until_watched(plane: &ControlPlane) {
+    plane.until(|| watches(plane) > 0);
+}
+
+/// Returns how many watches of DaemonSets were granted.
+pub(crate) fn watches(plane: &ControlPlane) -> usize {
+    let of_daemon_set = |event: &&Value| event["objectRef"]["resource"] == "daemonsets" && event["verb"] == "watch";
+    let granted = |event: &Value| event["stage"] == "ResponseStarted" && event["responseStatus"]["code"] == 200;
+    plane.audit().iter().filter(of_daemon_set).filter(|event| granted(event)).count()
 }

@@ -3,7 +3,7 @@
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::releases::helm::{Helm, definition_of};
+use crate::releases::{Helm, definition_of};
 use crate::shipped::{apply, established, objects, prepare};
 use crate::support::program::write_executable;
 use serde_json::{Value, json};

@@ -1,9 +1,12 @@
-//! Containers that start while the agent runs.
+//! The bypass of excluded containers: from the start of a container to its exit, also after another process deleted elements
+//! or the table; containers that start captured, and the Events with the cause.
 
-use crate::container::Container;
-use crate::scene::{AGENT_SOCKET, SLOW, SOON, VAULT, WEB, scene};
+use crate::cgroup::Cgroup;
+use crate::scene::{AGENT_SOCKET, Container, SLOW, SOCKET, SOON, VAULT, WEB, scene};
+use crate::support::wait::until_within;
 use detour_cni::cluster::agent::{BypassingContainer, excluded_containers};
 use detour_cni::policy::ContainerScope;
+use nix::mount::umount;
 use nix::sys::signal::Signal;
 use serde_json::json;
 use std::path::Path;
@@ -109,5 +112,257 @@ fn an_agent_in_a_private_cgroup_namespace_restores_rules_that_match() {
         agent.wait_for_log("traffic is redirected to the sidecar again");
         pod.wait_for_elements(&[vault.cgroup()], SOON);
         assert_eq!(vault.connect(), "direct");
+    });
+}
+
+#[test]
+fn a_bypass_lasts_until_the_exit_also_when_the_proxy_listens() {
+    scene(|scene| {
+        let pod = scene.pod(WEB, &json!({}));
+        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
+        pod.start_proxy();
+        let mut web = plugin.run(&pod, WEB);
+        assert_eq!(web.connect(), "direct");
+        // The runtime does not report this exit.
+        web.exit();
+        pod.wait_for_elements(&[], SOON);
+    });
+}
+
+#[test]
+fn a_container_keeps_its_bypass_between_the_runtimes_report_and_its_exit() {
+    scene(|scene| {
+        let pod = scene.pod(WEB, &json!({}));
+        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
+        let mut web = plugin.run(&pod, WEB);
+        plugin.stop(&web);
+        // The element of a later container shows that the sandbox was reconciled.
+        let other = plugin.run(&pod, WEB);
+        assert_eq!(web.connect(), "direct");
+        web.exit();
+        pod.wait_for_elements(&[other.cgroup()], SOON);
+    });
+}
+
+/// Its control group still has a process, as if it were that of another container or of the whole pod.
+#[test]
+fn the_removal_of_a_container_ends_its_bypass() {
+    scene(|scene| {
+        let pod = scene.pod(WEB, &json!({}));
+        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
+        let mut web = plugin.run(&pod, WEB);
+        assert_eq!(web.connect(), "direct");
+        plugin.stop(&web);
+        plugin.remove(&web);
+        pod.wait_for_elements(&[], SOON);
+        assert_eq!(web.connect(), "failed", "it is redirected, and no proxy listens");
+    });
+}
+
+#[test]
+fn an_agent_that_starts_removes_the_elements_of_containers_that_have_exited() {
+    scene(|scene| {
+        let pod = scene.pod(WEB, &json!({}));
+        let (agent, runtime, mut plugin) = scene.registered(&[&pod]);
+        let (mut gone, mut stays) = (Container::create(&pod, WEB), Container::create(&pod, WEB));
+        plugin.start(&gone);
+        plugin.start(&stays);
+        agent.end(Signal::SIGKILL);
+        drop(plugin);
+        gone.exit();
+        assert_eq!(pod.elements().len(), 2);
+        let _agent = scene.agent();
+        let _plugin = runtime.register(&[&pod], &[&stays]);
+        pod.wait_for_elements(&[stays.cgroup()], SLOW);
+        assert_eq!(stays.connect(), "direct");
+        assert!(scene.events(&pod, "DetourContainerCaptured").is_empty(), "it did not start captured");
+    });
+}
+
+#[test]
+fn a_deleted_table_is_restored_with_its_elements_and_logged_once() {
+    scene(|scene| {
+        let pod = scene.pod(WEB, &json!({}));
+        // As in a container: the rules are written from the node's cgroup namespace.
+        let (runtime, agent) = (scene.runtime(), scene.agent_in_private_cgroup_namespace());
+        scene.publish(&pod, "1");
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut web = plugin.run(&pod, WEB);
+        for _ in 0..2 {
+            pod.delete_table();
+            pod.wait_for_elements(&[web.cgroup()], SLOW);
+            assert_eq!(web.connect(), "direct");
+        }
+        agent.wait_for_log("another process deleted");
+        let logged = agent.log();
+        let lost: Vec<_> = logged.iter().filter(|line| line.contains("another process deleted")).collect();
+        assert_eq!(lost.len(), 1, "{logged:#?}");
+        assert!(lost[0].contains("; the agent restores it from saved state"), "{lost:?}");
+        assert!(scene.events(&pod, "DetourContainerCaptured").is_empty(), "it has not started captured");
+    });
+}
+
+#[test]
+fn without_repair_a_deleted_table_is_reported_once_with_the_next_step() {
+    scene(|scene| {
+        let pod = scene.pod(WEB, &json!({}));
+        let (runtime, agent) = (scene.runtime(), scene.agent_without_repair());
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let _web = plugin.run(&pod, WEB);
+        pod.delete_table();
+        let log = agent.wait_for_log("can't update the excluded containers: table inet detour-exclusions");
+        assert!(log.contains("; set the agent's flag --repair=repair "), "{log}");
+        // Containers that start and exit do not repeat the message.
+        for _ in 0..3 {
+            let mut next = Container::create(&pod, WEB);
+            plugin.start(&next);
+            assert_eq!(next.connect(), "failed", "it is redirected, and no proxy listens");
+        }
+        let message = scene.wait_for_event(&pod, "DetourContainerCaptured", WEB);
+        assert!(message.contains("another process deleted the set or the table"), "{message}");
+        assert_eq!(scene.events(&pod, "DetourContainerCaptured").len(), 1);
+        let repeated = agent.logged().iter().filter(|line| line.contains("can't update the excluded")).count();
+        assert_eq!((repeated, pod.has_table()), (0, false));
+    });
+}
+
+#[test]
+fn a_deleted_table_is_restored_before_a_container_starts() {
+    scene(|scene| {
+        let pod = scene.pod(WEB, &json!({"containers": [WEB]}));
+        scene.publish(&pod, "1");
+        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
+        pod.delete_table();
+        until_within(SLOW, "the table exists", || pod.has_table());
+        let mut web = plugin.run(&pod, WEB);
+        assert_eq!(web.connect(), "direct");
+    });
+}
+
+const CAPTURED: &str = "DetourContainerCaptured";
+
+#[test]
+fn a_container_that_started_without_the_agent_is_excluded_and_reported_when_the_agent_returns() {
+    scene(|scene| {
+        let (pod, runtime) = (scene.pod(VAULT, &json!({})), scene.runtime());
+        let mut vault = Container::create(&pod, VAULT);
+        assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
+        let _agent = scene.agent();
+        let mut plugin = runtime.register(&[&pod], &[&vault]);
+        let message = scene.wait_for_event(&pod, CAPTURED, VAULT);
+        assert!(message.contains("not registered"), "{message}");
+        assert_eq!(vault.connect(), "direct");
+        let mut next = plugin.run(&pod, VAULT);
+        assert_eq!(next.connect(), "direct");
+        assert_eq!(scene.events(&pod, CAPTURED).len(), 1);
+    });
+}
+
+#[test]
+fn without_nri_each_new_pod_gets_an_event_with_the_cause() {
+    scene(|scene| {
+        let agent = scene.agent();
+        let log = agent.wait_for_log("not registered at the container runtime");
+        assert!(log.contains("socket not found"), "{log}");
+        let pod = scene.pod(VAULT, &json!({}));
+        let message = scene.wait_for_event(&pod, CAPTURED, VAULT);
+        assert!(message.contains("socket not found"), "{message}");
+        // As soon as the runtime listens, containers are excluded.
+        let runtime = scene.runtime();
+        let mut plugin = runtime.register(&[&pod], &[]);
+        let mut vault = plugin.run(&pod, VAULT);
+        assert_eq!(vault.connect(), "direct");
+        assert_eq!(scene.events(&pod, CAPTURED).len(), 1);
+    });
+}
+
+#[test]
+fn an_agent_that_starts_without_the_runtime_reports_no_container_that_bypasses_the_sidecar() {
+    scene(|scene| {
+        let pod = scene.pod(WEB, &json!({}));
+        let (agent, runtime, mut plugin) = scene.registered(&[&pod]);
+        let mut web = plugin.run(&pod, WEB);
+        agent.end(Signal::SIGKILL);
+        drop((plugin, runtime));
+        std::fs::remove_file(scene.reach(SOCKET)).expect("removed");
+        let _agent = scene.agent();
+        // The Event of a pod without elements shows that the agent has reported.
+        let other = scene.pod(WEB, &json!({}));
+        scene.wait_for_event(&other, CAPTURED, WEB);
+        assert_eq!(web.connect(), "direct");
+        assert!(scene.events(&pod, CAPTURED).is_empty());
+    });
+}
+
+#[test]
+fn a_pod_whose_network_namespace_is_not_visible_gets_an_event_with_the_cause() {
+    scene(|scene| {
+        let (pod, runtime) = (scene.pod(VAULT, &json!({})), scene.runtime());
+        // The files stay, as without mount propagation. Otherwise, the agent would remove the pod's saved state.
+        for path in [scene.reach("/run/netns"), "/run/netns".into()] {
+            umount(&path.join(&pod.sandbox)).expect("unmounted");
+        }
+        let agent = scene.agent();
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        let mut vault = plugin.run(&pod, VAULT);
+        assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
+        let message = scene.wait_for_event(&pod, CAPTURED, VAULT);
+        assert!(message.contains("network namespace"), "{message}");
+    });
+}
+
+/// The control group of the pod would exclude all its containers; so would that of a process with a reused PID.
+#[test]
+fn a_container_without_a_control_group_of_its_own_is_captured_and_reported() {
+    scene(|scene| {
+        let pod = scene.pod(VAULT, &json!({}));
+        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
+        let mut vault = Container::create_in(&pod, VAULT, |_| Cgroup::new());
+        let process = format!("/proc/{}", vault.pid());
+        std::os::unix::fs::symlink(&process, scene.reach(&process)).expect("linked");
+        plugin.start(&vault);
+        assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
+        assert!(pod.elements().is_empty());
+        let message = scene.wait_for_event(&pod, CAPTURED, VAULT);
+        assert!(message.contains(&format!("expected the container's ID {}", vault.id)), "{message}");
+    });
+}
+
+#[test]
+fn a_container_that_has_exited_before_its_start_is_handled_is_not_reported() {
+    scene(|scene| {
+        let pod = scene.pod(VAULT, &json!({}));
+        let (_agent, runtime, mut plugin) = scene.registered(&[&pod]);
+        let mut gone = Container::create(&pod, VAULT);
+        gone.vanish();
+        plugin.start(&gone);
+        // The Event of a later pod shows that the agent has reported.
+        let mut vault = plugin.run(&pod, VAULT);
+        assert_eq!(vault.connect(), "direct");
+        drop((plugin, runtime));
+        std::fs::remove_file(scene.reach(SOCKET)).expect("removed");
+        let later = scene.pod(VAULT, &json!({}));
+        scene.wait_for_event(&later, CAPTURED, VAULT);
+        assert!(scene.events(&pod, CAPTURED).is_empty());
+    });
+}
+
+#[test]
+fn an_api_server_that_does_not_answer_delays_no_container() {
+    scene(|scene| {
+        let (pod, runtime) = (scene.pod(VAULT, &json!({})), scene.runtime());
+        let agent = scene.agent();
+        let mut plugin = runtime.register(&[&pod], &[]);
+        agent.wait_for_log("registered at the container runtime");
+        scene.api.go_silent();
+        let mut vault = Container::create(&pod, VAULT);
+        let waited = plugin.start(&vault);
+        assert!(waited < SOON, "{waited:?}");
+        assert_eq!(vault.connect(), "direct");
+        vault.exit();
+        pod.wait_for_elements(&[], SOON);
     });
 }

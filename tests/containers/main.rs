@@ -2,16 +2,11 @@
 //! the containers are processes in real control groups and network namespaces. Each test has its own simulated node.
 //! Needs root, cgroup v2, Go, `ip`, `nft`, `bash`, `nsenter` and `unshare`.
 
+use support::{agent_node, agent_process, api, cgroup, program, simulated_node as node};
+
 mod bypass;
-mod captured;
-mod container;
-mod ended;
 mod nri;
 mod reports;
-mod restored;
-mod runtime;
 mod scene;
 #[path = "../support/mod.rs"]
 mod support;
-
-use support::{agent_node, agent_process, api, cgroup, program, simulated_node as node};

@@ -4,19 +4,20 @@ use crate::agent_node::{self, ROOT, bind, mount_node, write};
 use crate::agent_process::{Agent, write_account};
 use crate::api::{Api, NAMESPACES, PODS};
 use crate::cgroup;
+use crate::cgroup::Cgroup;
 use crate::node::{self, Node, Process, Where, id, uid};
+use crate::nri::peer::{Peer, Runtime as Socket, bytes, integer};
 use crate::program::program;
-use crate::runtime::{Plugin, Runtime};
 use crate::support::new_netns::{in_netns, tool_in};
 use crate::support::wait::{DEADLINE, until_within};
 use serde_json::{Value, json};
-use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::Duration;
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 pub(crate) const SOCKET: &str = "/run/nri/nri.sock";
 pub(crate) const AGENT_SOCKET: &str = "/run/detour/agent.sock";
@@ -294,3 +295,163 @@ fn serve(netns: &Path, address: &str, greeting: &'static str) {
 pub(crate) const SLOW: Duration = DEADLINE;
 /// How long tests wait for what the agent must notice at once. It checks each sandbox every 30 s in any case.
 pub(crate) const SOON: Duration = Duration::from_secs(25);
+
+/// `new`: connects and prints the greeting. `open`: the same, and leaves the connection open. `again`: sends a line
+/// over the open connection, and prints the answer.
+const SCRIPT: &str = r#"
+while read -r command; do
+  case $command in
+    new) exec 3<>/dev/tcp/$0/80 && head -n 1 <&3 || echo failed; exec 3>&- ;;
+    open) exec 4<>/dev/tcp/$0/80 && head -n 1 <&4 || echo failed ;;
+    again) echo more >&4 && head -n 1 <&4 || echo failed ;;
+  esac
+done"#;
+
+pub(crate) struct Container<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) name: &'static str,
+    pub(crate) id: String,
+    group: Cgroup,
+    process: Child,
+    commands: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl<'a> Container<'a> {
+    /// Creates a container that waits for its first command.
+    pub(crate) fn create(pod: &'a Pod, name: &'static str) -> Self {
+        Self::create_in(pod, name, Cgroup::of_container)
+    }
+
+    /// The same in a control group that `group` creates for the container's ID.
+    pub(crate) fn create_in(pod: &'a Pod, name: &'static str, group: impl FnOnce(&str) -> Cgroup) -> Self {
+        // The beginning is unique, as in random IDs: comments of elements have only that.
+        let id: String = id("c").chars().rev().collect();
+        let group = group(&id);
+        let mut process = group
+            .command("nsenter")
+            .arg(format!("--net={}", pod.netns().display()))
+            .args(["bash", "-c", SCRIPT, DESTINATION])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("bash and nsenter are needed");
+        let commands = process.stdin.take().expect("a pipe");
+        let answers = BufReader::new(process.stdout.take().expect("a pipe"));
+        // It enters the control group first.
+        let netns = |path: &Path| fs::metadata(path).map(|file| file.ino()).ok();
+        let (own, wanted) = (PathBuf::from(format!("/proc/{}/ns/net", process.id())), netns(&pod.netns()));
+        until_within(SLOW, "the process is in the pod", || netns(&own) == wanted);
+        Self { pod, name, id, group, process, commands, answers }
+    }
+
+    pub(crate) fn cgroups_path(&self) -> String {
+        self.group.path()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub(crate) fn cgroup(&self) -> u64 {
+        self.group.id()
+    }
+
+    fn ask(&mut self, command: &str) -> String {
+        writeln!(self.commands, "{command}").expect("it runs");
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).expect("it runs");
+        answer.trim_end().to_owned()
+    }
+
+    /// Returns where a new connection ends: `direct` or `sidecar`.
+    pub(crate) fn connect(&mut self) -> String {
+        self.ask("new")
+    }
+
+    /// Ends the processes and removes the control group.
+    pub(crate) fn vanish(&mut self) {
+        self.exit();
+        fs::remove_dir(self.group.directory()).expect("it is empty");
+    }
+
+    /// Ends the processes. The control group stays until the value is dropped.
+    pub(crate) fn exit(&mut self) {
+        fs::write(self.group.directory().join("cgroup.kill"), "1").expect("killed");
+        self.process.wait().expect("it ends");
+    }
+}
+
+/// The numbers of `CONTAINER_CREATED` and `CONTAINER_RUNNING`.
+const CREATED: u64 = 2;
+const RUNNING: u64 = 3;
+
+/// The runtime's socket.
+pub(crate) struct Runtime(Socket);
+
+/// A registered plugin.
+pub(crate) struct Plugin(Peer);
+
+impl Runtime {
+    pub(crate) fn listen(path: &Path) -> Self {
+        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+        Self(Socket::listen(path))
+    }
+
+    /// Waits for a plugin and registers it, with these containers running.
+    pub(crate) fn register(&self, pods: &[&Pod], containers: &[&Container<'_>]) -> Plugin {
+        let pods = pods.iter().map(|pod| bytes(1, encoded_pod(pod)));
+        let containers = containers.iter().map(|container| bytes(2, encoded(container, RUNNING)));
+        let list: Vec<u8> = pods.chain(containers).flatten().collect();
+        Plugin(self.0.register(&list))
+    }
+}
+
+impl Plugin {
+    /// Reports the start of a container, and lets it run when the plugin has answered. Returns how long that took.
+    pub(crate) fn start(&mut self, container: &Container<'_>) -> Duration {
+        let started = Instant::now();
+        self.0.call("StartContainer", &event(container, CREATED));
+        let waited = started.elapsed();
+        self.0.call("PostStartContainer", &event(container, RUNNING));
+        waited
+    }
+
+    /// Creates a container, and starts it.
+    pub(crate) fn run<'a>(&mut self, pod: &'a Pod, name: &'static str) -> Container<'a> {
+        let container = Container::create(pod, name);
+        self.start(&container);
+        container
+    }
+
+    /// Reports the removal of a container.
+    pub(crate) fn remove(&mut self, container: &Container<'_>) {
+        self.0.call("RemoveContainer", &event(container, RUNNING));
+    }
+
+    /// Reports the end of a container.
+    pub(crate) fn stop(&mut self, container: &Container<'_>) {
+        self.0.call("StopContainer", &event(container, RUNNING));
+    }
+}
+
+fn event(container: &Container<'_>, state: u64) -> Vec<u8> {
+    [bytes(1, encoded_pod(container.pod)), bytes(2, encoded(container, state))].concat()
+}
+
+fn encoded_pod(pod: &Pod) -> Vec<u8> {
+    [bytes(1, &pod.sandbox), bytes(2, pod.name()), bytes(3, &pod.uid), bytes(4, "shop")].concat()
+}
+
+fn encoded(container: &Container<'_>, state: u64) -> Vec<u8> {
+    [
+        bytes(1, &container.id),
+        bytes(2, &container.pod.sandbox),
+        bytes(3, container.name),
+        integer(4, state),
+        bytes(11, bytes(5, container.cgroups_path())),
+        integer(12, container.pid().into()),
+    ]
+    .concat()
+}

@@ -1,9 +1,7 @@
 //! The tools of the benchmark. The guard of hack/instructions.sh names the counts that exceed their limits, and
 //! `--update` writes new ones. hack/bench.sh compares medians with targets.
 
-use crate::support::directory;
-
-use directory::Directory;
+use crate::support::directory::Directory;
 use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,17 +1,12 @@
 //! Exclusions of pods in the ambient mesh, beside the rules that Istio's own code writes (`hack/record-ambient.sh`).
 
-use crate::configuration::chain;
+use crate::example::*;
 use crate::expectations::*;
-use crate::pod::{APP_PROCESS, UID};
 use crate::support::cgroup::Cgroup;
 use crate::world::*;
-use detour_cni::firewall::{ContainerElement, Destination, Sender};
-use detour_cni::inspect::{LiveRules, trace};
-use detour_cni::policy;
+use detour_cni::firewall::{ContainerElement, Sender};
 use detour_cni::policy::ContainerScope;
-use detour_cni::state::{self, Store};
 use serde_json::{Value, json};
-use std::net::SocketAddr;
 
 /// Istio's ambient rules as iptables-save prints them, and as native tables.
 const IPTABLES: [&str; 2] = [include_str!("../golden/ambient.v4.rules"), include_str!("../golden/ambient.v6.rules")];
@@ -127,23 +122,18 @@ fn exclusions_hold(world: &World, excluded: &Cgroup) {
 /// Asserts that traces of the live rules say the same, and name the rules of the format in the kernel.
 #[track_caller]
 fn traces_predict_it(world: &World) {
-    let rules = LiveRules::read(&world.netns(), &Store::new(state::ROOT)).expect("readable");
-    let arrives = |process: Process, to: SocketAddr, protocol| {
-        let from = Sender::Process { uid: process.uid, gid: Some(process.gid), set: None };
-        trace(&rules.view(), from, Destination { address: to, protocol }, &rules.addresses, "eth0")
-    };
     let is_native = world.native_redirection().iter().any(|table| table.contains("istio-ambient-nat"));
     for &family in world.families() {
         let (server, resolver) = (SERVER.at(family, HTTPS), RESOLVER.at(family, DNS));
         for (process, to, protocol, expected) in [
-            (APP_PROCESS, server, policy::Protocol::Tcp, "ztunnel:15001"),
-            (APP_PROCESS, resolver, policy::Protocol::Udp, "ztunnel:15053"),
-            (APP_PROCESS, SERVER.at(family, STATUS[0]), policy::Protocol::Tcp, "direct"),
-            (EXCLUDED_UID, server, policy::Protocol::Tcp, "direct"),
-            (DNS_ONLY, server, policy::Protocol::Tcp, "ztunnel:15001"),
-            (DNS_ONLY, resolver, policy::Protocol::Udp, "direct"),
+            (APP_PROCESS, server, Protocol::Tcp, "ztunnel:15001"),
+            (APP_PROCESS, resolver, Protocol::Udp, "ztunnel:15053"),
+            (APP_PROCESS, SERVER.at(family, STATUS[0]), Protocol::Tcp, "direct"),
+            (EXCLUDED_UID, server, Protocol::Tcp, "direct"),
+            (DNS_ONLY, server, Protocol::Tcp, "ztunnel:15001"),
+            (DNS_ONLY, resolver, Protocol::Udp, "direct"),
         ] {
-            let trace = arrives(process, to, protocol);
+            let trace = world.traced(process, protocol, to);
             assert_eq!(trace.arrives_at, expected, "{trace:#?}");
             let table = match (expected, is_native) {
                 ("direct", _) => "detour-exclusions",
@@ -153,7 +143,7 @@ fn traces_predict_it(world: &World) {
             assert_eq!(trace.decided_by.map(|place| place.table), Some(table));
         }
     }
-    let report = rules.report(&world.netns());
+    let report = world.live_rules().report(&world.netns());
     let place =
         if is_native { "tables inet istio-ambient-*" } else { "chains ISTIO_PRERT and ISTIO_OUTPUT of iptables" };
     assert_eq!((report.as_asked, report.ambient), (Some(true), Some(place)));
@@ -169,12 +159,10 @@ fn ztunnel_is_undisturbed(world: &World) {
         a_query_leaves_one_replied_entry(world, ROOT, OTHER_RESOLVER);
     });
     assert_eq!(world.matched_exclusions(), matched, "a packet of ztunnel matched an exclusion");
-    let rules = LiveRules::read(&world.netns(), &Store::new(state::ROOT)).expect("readable");
     for &family in world.families() {
         let to = POD.at(family, APP);
         assert_eq!(world.outside_sends(Protocol::Tcp, to), Arrival::captured(INBOUND, to));
-        let destination = Destination { address: to, protocol: policy::Protocol::Tcp };
-        let trace = trace(&rules.view(), Sender::Inbound(None), destination, &rules.addresses, "eth0");
+        let trace = world.traced(Sender::Inbound(None), Protocol::Tcp, to);
         assert_eq!(trace.arrives_at, "ztunnel:15006", "{trace:#?}");
         let tunnel = POD.at(family, TUNNEL);
         assert_eq!(world.outside_sends(Protocol::Tcp, tunnel), Arrival::direct(tunnel, GATEWAY.ip(family)));
@@ -269,12 +257,10 @@ fn inbound_bypasses(format: Format) {
             world.nft("flush chain inet istio-ambient-nat istio-prerouting");
         }
     }
-    let rules = LiveRules::read(&world.netns(), &Store::new(state::ROOT)).expect("readable");
     for &family in world.families() {
         let to = POD.at(family, APP);
         assert_eq!(world.outside_sends(Protocol::Tcp, to), Arrival::direct(to, GATEWAY.ip(family)));
-        let destination = Destination { address: to, protocol: policy::Protocol::Tcp };
-        let trace = trace(&rules.view(), Sender::Inbound(None), destination, &rules.addresses, "eth0");
+        let trace = world.traced(Sender::Inbound(None), Protocol::Tcp, to);
         assert_eq!(trace.arrives_at, "direct", "{trace:#?}");
     }
     tcp_is_captured(&world, APP_PROCESS);

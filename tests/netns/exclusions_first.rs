@@ -2,14 +2,9 @@
 //! added before or after them, or written again later.
 
 use crate::ambient::Format;
-use crate::configuration::excludedns;
+use crate::example::*;
 use crate::expectations::*;
-use crate::istio::{Dns, rules};
-use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
 use crate::world::*;
-use detour_cni::firewall::{Destination, Sender};
-use detour_cni::inspect::{LiveRules, Trace, trace};
-use detour_cni::{policy, state};
 use serde_json::Value;
 
 /// A redirection that another tool makes.
@@ -119,7 +114,8 @@ fn exclusions_hold(world: &World, redirection: Redirection) {
         Redirection::Ambient(_) => unreachable!("tests/netns/ambient.rs has these"),
     };
     for &family in world.families() {
-        let [direct, other] = [VAULT_INIT, APP_PROCESS].map(|process| traced(world, process, family));
+        let [direct, other] =
+            [VAULT_INIT, APP_PROCESS].map(|process| world.traced(process, Protocol::Tcp, SERVER.at(family, HTTPS)));
         assert_eq!(
             (direct.arrives_at.as_str(), other.arrives_at.as_str()),
             ("direct", captured),
@@ -127,14 +123,6 @@ fn exclusions_hold(world: &World, redirection: Redirection) {
         );
         assert!(direct.caveats.is_empty(), "{direct:#?}");
     }
-}
-
-/// Returns the trace of an HTTPS connection through the live rules.
-fn traced(world: &World, process: Process, family: Family) -> Trace {
-    let rules = LiveRules::read(&world.netns(), &state::Store::new(state::ROOT)).expect("readable");
-    let from = Sender::Process { uid: process.uid, gid: Some(process.gid), set: None };
-    let to = Destination { address: SERVER.at(family, HTTPS), protocol: policy::Protocol::Tcp };
-    trace(&rules.view(), from, to, &rules.addresses, "eth0")
 }
 
 fn added_to(redirection: Redirection, configuration: &Value) {
@@ -186,26 +174,4 @@ beside! {
     istio_with_iptables: Redirection::Iptables,
     istio_with_iptables_legacy: Redirection::Legacy,
     istio_with_native_rules: Redirection::Native
-}
-
-/// A chain of another tool with a lower priority sees connections first.
-#[test]
-fn check_fails_and_add_warns_if_another_chain_can_redirect_before_the_exclusions() {
-    let world = World::new(Families::V4);
-    world.add(&exclusions());
-    world
-        .nft("table ip early { chain out { type nat hook output priority -102; tcp dport 443 redirect to :15001; }; }");
-    let output = world.call("CHECK", &exclusions()).run();
-    assert_eq!(output.refused().0, 103);
-    let expected = "not first: inet detour-exclusions: chain out of table ip early with priority -102";
-    assert!(output.stdout["details"].as_str().is_some_and(|text| text.starts_with(expected)), "{}", output.stdout);
-    let output = world.call("ADD", &exclusions()).run().done();
-    assert!(output.stderr.contains("chain out of table ip early"), "{}", output.stderr);
-    let trace = traced(&world, VAULT_INIT, Family::V4);
-    assert!(trace.caveats[0].starts_with("chain out of table ip early with priority -102 can redirect"), "{trace:#?}");
-    world.nft("delete table ip early");
-    world.call("CHECK", &exclusions()).run().done();
-    world.nft("table ip late { chain out { type nat hook output priority -101; tcp dport 443 redirect to :15001; }; }");
-    world.call("CHECK", &exclusions()).run().done();
-    tcp_is_direct(&world, VAULT_INIT);
 }

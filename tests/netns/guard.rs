@@ -3,20 +3,16 @@
 //! is made again; in each state, packets of every kind are sent in both families.
 
 use crate::ambient::Format;
-use crate::configuration::{chain, story};
 use crate::dialect::Dialect;
+use crate::example::*;
 use crate::exclusions_first::Redirection;
 use crate::expectations::*;
-use crate::istio::Dns;
-use crate::pod::{APP_PROCESS, NAMESPACE, PROXY, VAULT_INIT, manifest};
 use crate::support::background::Running;
 use crate::support::cgroup::Cgroup;
 use crate::support::new_netns::tool_in;
 use crate::world::*;
-use detour_cni::firewall::{ContainerElement, Destination, Sender};
-use detour_cni::inspect::{LiveRules, trace};
+use detour_cni::firewall::ContainerElement;
 use detour_cni::policy::ContainerScope;
-use detour_cni::{policy, state};
 use serde_json::{Value, json};
 
 /// Processes that exclusions name, by GID, by UID and port, and by UID for DNS only.
@@ -60,8 +56,7 @@ struct Scene {
 
 impl Scene {
     fn new(redirector: Redirector) -> Self {
-        let is_ambient = redirector == Redirector::Other(Redirection::Ambient(Format::Iptables))
-            || redirector == Redirector::Other(Redirection::Ambient(Format::Native));
+        let is_ambient = matches!(redirector, Redirector::Other(Redirection::Ambient(_)));
         let world = if is_ambient { World::with_ztunnel(Families::Both) } else { World::new(Families::Both) };
         let listen = |any: &str| world.pod_serves(APP_PROCESS, &format!("tcp:{any}:{EXCLUDED_PORT}"));
         let listeners = vec![listen("0.0.0.0"), listen("[::]")];
@@ -320,20 +315,13 @@ fn rejects(world: &World, dns: Dns) {
             }
         }
         is_rejected(&world.outside_sends(Protocol::Tcp, POD.at(family, APP)));
-        assert_eq!(traced(world, APP_PROCESS, family), "rejected");
+        assert_eq!(world.traced(APP_PROCESS, Protocol::Tcp, SERVER.at(family, HTTPS)).arrives_at, "rejected");
     }
 }
 
 #[track_caller]
 fn is_rejected(arrival: &Arrival) {
     assert!(matches!(arrival, Arrival::Lost(_)), "{arrival:?}");
-}
-
-fn traced(world: &World, process: Process, family: Family) -> String {
-    let rules = LiveRules::read(&world.netns(), &state::Store::new(state::ROOT)).expect("readable");
-    let from = Sender::Process { uid: process.uid, gid: Some(process.gid), set: None };
-    let to = Destination { address: SERVER.at(family, HTTPS), protocol: policy::Protocol::Tcp };
-    trace(&rules.view(), from, to, &rules.addresses, "eth0").arrives_at
 }
 
 fn flush(world: &World) {
@@ -366,22 +354,16 @@ in_both_dialects! {
 
 #[test]
 fn no_packet_bypasses_istio_cnis_redirection() {
-    Scene::new(Redirector::Other(Redirection::Iptables)).play();
-}
-
-#[test]
-fn no_packet_bypasses_istio_cnis_native_redirection() {
-    Scene::new(Redirector::Other(Redirection::Native)).play();
+    for other in [Redirection::Iptables, Redirection::Native] {
+        Scene::new(Redirector::Other(other)).play();
+    }
 }
 
 #[test]
 fn no_packet_bypasses_the_ambient_mesh() {
-    Scene::new(Redirector::Other(Redirection::Ambient(Format::Iptables))).play();
-}
-
-#[test]
-fn no_packet_bypasses_the_native_rules_of_the_ambient_mesh() {
-    Scene::new(Redirector::Other(Redirection::Ambient(Format::Native))).play();
+    for format in [Format::Iptables, Format::Native] {
+        Scene::new(Redirector::Other(Redirection::Ambient(format))).play();
+    }
 }
 
 in_both_dialects! {

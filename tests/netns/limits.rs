@@ -1,13 +1,11 @@
 //! A pod with CAP_NET_ADMIN fills its network namespace: calls end in bounded time with a clear error.
 
-use crate::configuration::{exclude_1337, story};
 use crate::dialect::Dialect;
-use crate::istio::Dns;
+use crate::example::*;
 use crate::support::new_netns::in_netns;
 use crate::world::*;
-use detour_cni::firewall::Sender;
 use detour_cni::firewall::nfnetlink::{Batch, NfSocket, Verb};
-use detour_cni::inspect::{LiveRules, trace};
+use detour_cni::inspect::LiveRules;
 use detour_cni::netlink::Attributes;
 use detour_cni::state::{ROOT, Store};
 use serde_json::Value;
@@ -72,7 +70,7 @@ fn check_logs_some_foreign_rules_and_counts_the_rest() {
     let output = soon(&world, "CHECK", &configuration).done();
     assert_eq!(output.stderr.matches("foreign rule: ").count(), 20, "{}", output.stderr);
     assert!(output.stderr.contains("980 more foreign rules"), "{}", output.stderr);
-    let report = LiveRules::read(&world.netns(), &Store::new(ROOT)).expect("readable").report(&world.netns());
+    let report = world.live_rules().report(&world.netns());
     let left_out: Vec<_> = report.left_out.iter().map(|l| (l.table.as_str(), l.chain.as_str(), l.rules)).collect();
     assert_eq!(left_out, [("ip nat", "OUTPUT", 800)]);
     assert!(report.rules.iter().any(|line| line.chain == "OUTPUT" && line.rule == "-j ISTIO_OUTPUT"));
@@ -184,11 +182,8 @@ fn trace_ends_for_chains_that_multiply() {
         (0..4).for_each(|_| writeln!(text, "-A C{n} -j C{}", n + 1).expect("text"));
     }
     world.iptables_restore(Family::V4, &(text + "-A OUTPUT -j C0\nCOMMIT\n"));
-    let found = LiveRules::read(&world.netns(), &Store::new(ROOT)).expect("readable");
     let begun = Instant::now();
-    let from = Sender::Process { uid: 1000, gid: None, set: None };
-    let to = "192.0.2.1:80/tcp".parse().expect("a destination");
-    let trace = trace(&found.view(), from, to, &found.addresses, "eth0");
+    let trace = world.traced(Process { uid: 1000, gid: 1000 }, Protocol::Tcp, SERVER.at(Family::V4, HTTPS));
     assert!(begun.elapsed() < SOON);
     assert!(trace.caveats.iter().any(|caveat| caveat.contains("stopped after 100000 rules")), "{:?}", trace.caveats);
 }

@@ -1,9 +1,7 @@
 //! `capture_secondary_networks`: whether the sidecar captures traffic over interfaces other than the cluster
 //! network's.
 
-use crate::configuration::{chain, story};
-use crate::istio::Dns;
-use crate::pod::{APP_PROCESS, PROXY};
+use crate::example::*;
 use crate::world::*;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -46,15 +44,13 @@ fn add_primary_user_defined_network(world: &World) {
     for command in commands.map(|command| format!("-n {outside} {command}")) {
         world.ip(&command.split(' ').collect::<Vec<_>>());
     }
-    for command in [
+    world.ips(&[
         "addr add 10.90.0.2/24 dev ovn-udn1",
         "addr add fd90::2/64 dev ovn-udn1 nodad",
         "link set ovn-udn1 up",
         "route replace default via 10.90.0.1 dev ovn-udn1",
         "-6 route replace default via fd90::1 dev ovn-udn1",
-    ] {
-        world.ip(&command.split(' ').collect::<Vec<_>>());
-    }
+    ]);
     assert!(!world.ip(&["-6", "route", "show", "default"]).contains("eth0"));
 }
 
@@ -151,14 +147,12 @@ fn the_interface_through_which_public_traffic_leaves_is_captured() {
     ] {
         for dialect in ["iptables", "nftables"] {
             let world = World::new(Families::Both);
-            for command in [
+            world.ips(&[
                 "link add net1 type veth peer name far",
                 "addr add 10.99.0.2/24 dev net1",
                 "link set net1 up",
                 "link set far up",
-            ] {
-                world.ip(&command.split(' ').collect::<Vec<_>>());
-            }
+            ]);
             let mut configuration = chain(
                 &story(&world, Dns::Left, &[]),
                 json!([{ "type": "istio-redirect", "capture_secondary_networks": false }]),
@@ -174,9 +168,7 @@ fn the_interface_through_which_public_traffic_leaves_is_captured() {
             };
             assert!(add(), "{name} {dialect}: a secondary network");
             world.call("CHECK", &configuration).run().done();
-            for command in commands {
-                world.ip(&command.split(' ').collect::<Vec<_>>());
-            }
+            world.ips(commands);
             let output = world.call("CHECK", &configuration).run();
             assert_eq!(output.refused().0, 103, "{name} {dialect}");
             assert!(
@@ -196,7 +188,7 @@ fn the_interface_through_which_public_traffic_leaves_is_captured() {
 #[test]
 fn an_interface_with_routes_of_its_own_network_is_a_secondary_one() {
     let world = World::new(Families::V4);
-    for command in [
+    world.ips(&[
         "link add net1 type veth peer name far",
         "link set far up",
         "addr add 93.184.216.34/24 dev net1",
@@ -205,9 +197,7 @@ fn an_interface_with_routes_of_its_own_network_is_a_secondary_one() {
         "route add 224.0.0.0/4 dev net1",
         "route add default dev net1 table 77",
         "rule add from 93.184.216.34 lookup 77 priority 100",
-    ] {
-        world.ip(&command.split(' ').collect::<Vec<_>>());
-    }
+    ]);
     let redirect = json!([{ "type": "istio-redirect", "capture_secondary_networks": false }]);
     let configuration = chain(&story(&world, Dns::Left, &[]), redirect);
     world.add(&configuration);
@@ -219,7 +209,7 @@ fn an_interface_with_routes_of_its_own_network_is_a_secondary_one() {
 #[test]
 fn trace_uses_the_interface_of_the_sender_and_of_the_destination() {
     let world = World::new(Families::V4);
-    for command in [
+    world.ips(&[
         "link add net1 type veth peer name far",
         "link set far up",
         "addr add 10.99.0.2/24 dev net1",
@@ -227,9 +217,7 @@ fn trace_uses_the_interface_of_the_sender_and_of_the_destination() {
         "route add default dev net1 table 77",
         "rule add uidrange 4000-4000 lookup 77 priority 100",
         "rule add ipproto tcp dport 8443 lookup 77 priority 101",
-    ] {
-        world.ip(&command.split(' ').collect::<Vec<_>>());
-    }
+    ]);
     let server = SERVER.at(Family::V4, HTTPS);
     assert_eq!(traced(&world, "uid=4001", SERVER.at(Family::V4, 8443))[0], "net1");
     assert_eq!(traced(&world, "uid=4000", server)[0], "net1");

@@ -1,19 +1,17 @@
 //! `trace` predicts what real packets do, for any policy; and `rules` shows the rules that they pass.
 
 use crate::dialect::Dialect;
-use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
+use crate::example::*;
 use crate::support::cgroup::Cgroup;
 use crate::world::*;
 use detour_cni::firewall::{
     ContainerElement, ContainerLabel, Destination, LiveRuleset, RuleFormat, RulesetView, Sender,
 };
 use detour_cni::inspect::{
-    ExcludedSenders, LiveRules, ManifestTexts, Mark, PodManifest, PodSelector, RulesReport, Trace, configuration,
-    explain,
+    ExcludedSenders, ManifestTexts, Mark, PodManifest, PodSelector, RulesReport, Trace, configuration, explain,
 };
 use detour_cni::policy;
 use detour_cni::policy::ContainerScope;
-use detour_cni::state::{ROOT, Store};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -135,21 +133,17 @@ fn own_addresses(world: &World) -> Vec<IpAddr> {
     world.families().iter().map(|family| POD.ip(*family)).collect()
 }
 
-fn live(world: &World) -> LiveRules {
-    LiveRules::read(&world.netns(), &Store::new(ROOT)).expect("readable")
-}
-
 fn report(world: &World) -> RulesReport {
-    live(world).report(&world.netns())
+    world.live_rules().report(&world.netns())
 }
 
-fn configured(world: &World, pod: &str, chain: Value) -> Value {
-    crate::configuration::chain(&world.manifests(&[pod::NAMESPACE, pod]), chain)
+fn configured(world: &World, pod: &str, sub_plugins: Value) -> Value {
+    chain(&world.manifests(&[NAMESPACE, pod]), sub_plugins)
 }
 
 fn policy_of(text: &Value, pod: &str) -> policy::Policy {
     let conf = configuration(Path::new("conf"), text.to_string().as_bytes()).expect("a configuration");
-    let namespace = Some((Path::new("ns"), pod::NAMESPACE));
+    let namespace = Some((Path::new("ns"), NAMESPACE));
     let texts = ManifestTexts { pods: (Path::new("pod"), pod), namespace, definitions: Vec::new() };
     let found = PodManifest::read(&texts, &PodSelector::default()).expect("a pod");
     let subject = found.subject(&found.pods[0], &[conf.into()]).expect("a subject");
@@ -165,7 +159,7 @@ fn trace_predicts_where_packets_arrive() {
     for _ in 0..POLICIES {
         let policy = strategy.new_tree(&mut runner).expect("a policy").current();
         let mode = [("sidecar.istio.io/interceptionMode", "TPROXY")];
-        let pod = pod::manifest(policy.dns, PROXY, if policy.tproxy { &mode } else { &[] });
+        let pod = manifest(policy.dns, PROXY, if policy.tproxy { &mode } else { &[] });
         let world = World::new(Families::Both);
         let dialect = if policy.native { Dialect::Nftables } else { Dialect::Iptables };
         let configuration = dialect.of(configured(&world, &pod, policy.chain.clone()));
@@ -178,47 +172,44 @@ fn trace_predicts_where_packets_arrive() {
         let evaluated = policy_of(&configuration, &pod);
         let asked =
             RulesetView::of_policy(&evaluated, if policy.native { RuleFormat::Nftables } else { RuleFormat::Iptables });
-        let found = live(&world);
+        let found = world.live_rules();
         let held = found.view();
         assert_eq!(found.addresses.len(), 2, "{:?}", found.addresses);
         let (planned, running) = (ExcludedSenders::planned(&evaluated), ExcludedSenders::live(&found));
-        let check = |family, (process, protocol, to), cgroup: Option<&Cgroup>| {
-            let from = match process {
-                Some(Process { uid, gid }) => Sender::Process { uid, gid: Some(gid), set: None },
-                None => Sender::Inbound(Some(GATEWAY.ip(family))),
+        let check =
+            |family, (process, protocol, to): (Option<Process>, Protocol, SocketAddr), cgroup: Option<&Cgroup>| {
+                let from = match process {
+                    Some(process) => process.into(),
+                    None => Sender::Inbound(Some(GATEWAY.ip(family))),
+                };
+                let destination = Destination { address: to, protocol: protocol.into() };
+                let container = cgroup.map(|_| CONTAINER);
+                let predicted = planned.trace(&asked, (from, container), destination, &own_addresses(&world), "eth0");
+                let predicted_live = running.trace(&held, (from, container), destination, &found.addresses, "eth0");
+                let in_short = |trace: &Trace| (trace.arrives_at.clone(), trace.zone, trace.container.clone());
+                assert_eq!(
+                    in_short(&predicted),
+                    in_short(&predicted_live),
+                    "{policy:#?}\n{predicted:#?}\n{predicted_live:#?}"
+                );
+                if !policy.native {
+                    assert_eq!(predicted, predicted_live);
+                }
+                let send = || match process {
+                    Some(process) => world.pod_sends(process, protocol, to),
+                    None => world.outside_sends(protocol, to),
+                };
+                let arrival = match cgroup {
+                    Some(cgroup) => world.within(cgroup, send),
+                    None => send(),
+                };
+                assert_eq!(
+                    named(&arrival),
+                    predicted.arrives_at,
+                    "{policy:#?}\n{from:?} {container:?} {destination:?}\n{predicted:#?}"
+                );
+                predicted.arrives_at
             };
-            let over = match protocol {
-                Protocol::Tcp => policy::Protocol::Tcp,
-                Protocol::Udp => policy::Protocol::Udp,
-            };
-            let destination = Destination { address: to, protocol: over };
-            let container = cgroup.map(|_| CONTAINER);
-            let predicted = planned.trace(&asked, (from, container), destination, &own_addresses(&world), "eth0");
-            let predicted_live = running.trace(&held, (from, container), destination, &found.addresses, "eth0");
-            let in_short = |trace: &Trace| (trace.arrives_at.clone(), trace.zone, trace.container.clone());
-            assert_eq!(
-                in_short(&predicted),
-                in_short(&predicted_live),
-                "{policy:#?}\n{predicted:#?}\n{predicted_live:#?}"
-            );
-            if !policy.native {
-                assert_eq!(predicted, predicted_live);
-            }
-            let send = || match process {
-                Some(process) => world.pod_sends(process, protocol, to),
-                None => world.outside_sends(protocol, to),
-            };
-            let arrival = match cgroup {
-                Some(cgroup) => world.within(cgroup, send),
-                None => send(),
-            };
-            assert_eq!(
-                named(&arrival),
-                predicted.arrives_at,
-                "{policy:#?}\n{from:?} {container:?} {destination:?}\n{predicted:#?}"
-            );
-            predicted.arrives_at
-        };
         for &family in world.families() {
             for packet in packets(family) {
                 *seen.entry((check(family, packet, None), false)).or_default() += 1;
@@ -244,20 +235,20 @@ const EXCLUDING: &str =
 fn a_container_is_traced_as_long_as_its_bypass_lasts_and_afterwards() {
     for dialect in [Dialect::Iptables, Dialect::Nftables] {
         let world = World::new(Families::V4);
-        let pod = pod::manifest(true, PROXY, &[]);
+        let pod = manifest(true, PROXY, &[]);
         let chain = serde_json::from_str(EXCLUDING).expect("JSON");
         let configuration = dialect.of(configured(&world, &pod, chain));
         world.add(&configuration);
         let policy = policy_of(&configuration, &pod);
         let to = SERVER.at(Family::V4, HTTPS);
         let destination = Destination { address: to, protocol: policy::Protocol::Tcp };
-        let from = Sender::Process { uid: APP_PROCESS.uid, gid: Some(APP_PROCESS.gid), set: None };
+        let from = Sender::from(APP_PROCESS);
         let planned = |name| {
             let book = RulesetView::of_policy(&policy, RuleFormat::Iptables);
             ExcludedSenders::planned(&policy).trace(&book, (from, name), destination, &[], "eth0")
         };
         let live = |name| {
-            let rules = live(&world);
+            let rules = world.live_rules();
             let senders = ExcludedSenders::live(&rules);
             senders.trace(&rules.view(), (from, name), destination, &rules.addresses, "eth0")
         };
@@ -311,7 +302,7 @@ fn a_container_is_traced_as_long_as_its_bypass_lasts_and_afterwards() {
 #[test]
 fn rules_shows_live_rules_with_counters() {
     let world = World::new(Families::Both);
-    let pod = pod::manifest(true, PROXY, &[]);
+    let pod = manifest(true, PROXY, &[]);
     let configuration = configured(&world, &pod, json!([{"type": "istio-redirect"}]));
     assert_eq!(report(&world).as_asked, None);
     world.add(&configuration);
@@ -326,14 +317,14 @@ fn rules_shows_live_rules_with_counters() {
     let after = report(&world);
     let (ip, ip6) = ("ip nat", "ip6 nat");
     assert_eq!((counted(&before, ip), counted(&after, ip), counted(&after, ip6)), (Some(0), Some(1), Some(0)));
-    let read: LiveRuleset = live(&world).live;
-    assert_eq!(read, live(&world).live);
+    let read: LiveRuleset = world.live_rules().live;
+    assert_eq!(read, world.live_rules().live);
 }
 
 #[test]
 fn rules_marks_missing_extra_and_foreign_rules() {
     let world = World::new(Families::V4);
-    let pod = pod::manifest(false, PROXY, &[]);
+    let pod = manifest(false, PROXY, &[]);
     world.add(&configured(&world, &pod, json!([{"type": "istio-redirect"}])));
     for change in [
         &["-t", "nat", "-D", "ISTIO_OUTPUT", "-d", "127.0.0.1/32", "-j", "RETURN"][..],
@@ -385,7 +376,7 @@ fn rules_marks_missing_extra_and_foreign_rules() {
 #[test]
 fn rules_shows_missing_routes() {
     let world = World::new(Families::V4);
-    let pod = pod::manifest(false, PROXY, &[("sidecar.istio.io/interceptionMode", "TPROXY")]);
+    let pod = manifest(false, PROXY, &[("sidecar.istio.io/interceptionMode", "TPROXY")]);
     world.add(&configured(&world, &pod, json!([{"type": "istio-redirect"}])));
     assert_eq!((report(&world).as_asked, report(&world).absent), (Some(true), Vec::new()));
     world.ip(&["route", "flush", "table", "133"]);
@@ -398,7 +389,7 @@ fn rules_shows_missing_routes() {
 #[test]
 fn native_rules_are_shown_and_marked_alike() {
     let world = World::new(Families::V4);
-    let pod = pod::manifest(false, PROXY, &[]);
+    let pod = manifest(false, PROXY, &[]);
     world.add(&Dialect::Nftables.of(configured(&world, &pod, json!([{"type": "istio-redirect"}]))));
     world.pod_sends(APP_PROCESS, Protocol::Tcp, SERVER.at(Family::V4, HTTPS));
     let fine = report(&world);

@@ -2,8 +2,6 @@
 //! Needs root.
 
 mod files;
-mod limits;
-mod panic;
 mod protocol;
 mod status;
 #[path = "../support/mod.rs"]

@@ -2,7 +2,7 @@
 
 mod installed;
 
-pub use installed::{Installed, InstalledText};
+pub use installed::Installed;
 
 use super::InstallError;
 use super::conflist::{ConfList, UnusableList};

@@ -82,7 +82,7 @@ pub(super) fn runtime(target: &CheckTarget, pod: &PodRef, container: Option<&str
     };
     let verdict = match read_journal(target) {
         Ok((units, text)) => {
-            let mut lines: Vec<String> = text.lines().filter(is_about).map(str::to_owned).collect();
+            let mut lines: Vec<&str> = text.lines().filter(is_about).collect();
             lines.reverse();
             last_line_verdict(&lines, &format!("the journal of the last day ({})", units.join(", ")))
         }
@@ -91,7 +91,8 @@ pub(super) fn runtime(target: &CheckTarget, pod: &PodRef, container: Option<&str
     results.add(checks::RUNTIME_LOG, verdict);
 }
 
-/// Reads the journal entries of the last day, the newest first. Returns the units that it has, and the entries.
+/// Reads the journal entries of the last day, the newest first: the output is cut at its end. Returns the units that it has,
+/// and the entries.
 fn read_journal(target: &CheckTarget) -> Result<(Vec<&'static str>, String), String> {
     let reached = JOURNALS.iter().filter_map(|path| target.reach(&HostPath::new(path)?).ok());
     let directory = reached.into_iter().find(|path| path.is_dir());
@@ -107,7 +108,6 @@ fn read_journal(target: &CheckTarget) -> Result<(Vec<&'static str>, String), Str
     if units.is_empty() {
         return Err(format!("the journal has no entries of the units {}", UNITS.join(", ")));
     }
-    // The newest first: the output is cut at its end.
     let mut arguments = vec!["--output=short-iso", "--since=-24h", "--reverse"];
     arguments.extend(units.iter().flat_map(|unit| ["-u", unit]));
     let text = journalctl(&arguments)?;
@@ -137,21 +137,19 @@ pub(super) fn plugin(target: &CheckTarget, conf: Option<&NetConf>, pod: &PodRef,
     let about = format!("pod={namespace}/{name}");
     let is_about = |line: &&str| line.split(' ').any(|word| word == about);
     let text = target.reach_named(file).and_then(|file| tail(&file));
-    let lines = text.map(|text| text.lines().filter(is_about).map(str::to_owned).collect::<Vec<_>>());
-    let verdict = match &lines {
+    let verdict = match text {
         Err(why) => CheckVerdict::not_checked(format!("{shown}: {why}")),
-        Ok(lines) => last_line_verdict(lines, &shown.to_string()),
+        Ok(text) => last_line_verdict(&text.lines().filter(is_about).collect::<Vec<_>>(), &shown.to_string()),
     };
     results.add(checks::PLUGIN_LOG, verdict);
 }
 
 /// Checks whether the last line about the pod reports an error.
-fn last_line_verdict(lines: &[String], place: &str) -> CheckVerdict {
-    let is_error = |line: &&String| line.contains("level=error");
-    let Some(last) = lines.last() else { return CheckVerdict::pass(format!("{place} has no line about this pod")) };
-    match lines.iter().rfind(is_error) {
-        Some(line) if line == last => CheckVerdict::fail(shown(line), "see the reason in the message"),
-        _ => CheckVerdict::pass(format!("log lines in {place}: {}, the last: {}", lines.len(), shown(last))),
+fn last_line_verdict(lines: &[&str], place: &str) -> CheckVerdict {
+    match lines.last() {
+        None => CheckVerdict::pass(format!("{place} has no line about this pod")),
+        Some(last) if last.contains("level=error") => CheckVerdict::fail(shown(last), "see the reason in the message"),
+        Some(last) => CheckVerdict::pass(format!("log lines in {place}: {}, the last: {}", lines.len(), shown(last))),
     }
 }
 
@@ -215,9 +213,9 @@ mod tests {
 
     #[test]
     fn only_the_last_line_counts() {
-        let (bad, good) = ("level=error msg=no".to_owned(), "level=info msg=yes".to_owned());
-        let outcome = |lines: &[String]| last_line_verdict(lines, "f").outcome;
-        assert_eq!(outcome(&[good.clone(), bad.clone()]), CheckOutcome::Fail);
+        let (bad, good) = ("level=error msg=no", "level=info msg=yes");
+        let outcome = |lines: &[&str]| last_line_verdict(lines, "f").outcome;
+        assert_eq!(outcome(&[good, bad]), CheckOutcome::Fail);
         assert_eq!(outcome(&[bad, good]), CheckOutcome::Pass);
         assert_eq!(outcome(&[]), CheckOutcome::Pass);
     }

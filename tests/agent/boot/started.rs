@@ -1,10 +1,11 @@
-//! Pods that started without facts: later calls, also after facts are available.
+//! Pods that started without facts, with a primary plugin too: later calls, also after facts are available.
 
 use crate::boot::pod::Pod;
 use crate::boot::private_node::left_in_state;
 use crate::boot::scene::{Kind, Scene, call, facts_of_shop, has_rules, is_redirected};
-use crate::boot::server::{Server, closed_port};
+use crate::boot::server::{Answer, Server, closed_port};
 use serde_json::{Value, json};
+use std::fs;
 
 /// An API server that knows the pod with a sidecar.
 fn knows(with_annotation: bool) -> Server {
@@ -78,5 +79,121 @@ fn a_repeated_add_of_a_pod_with_a_sidecar_keeps_its_rules_while_facts_are_unavai
         call(&pod, "CHECK", &scene.conf(), &Kind::meshed()).done();
         call(&pod, "DEL", &scene.conf(), &Kind::meshed()).done();
         assert!(!has_rules(&pod));
+    });
+}
+
+/// A primary plugin whose cluster network is the loopback device, by a file in confDir.
+fn conf(scene: &Scene) -> Value {
+    let directory = scene.root.join("net.d");
+    fs::create_dir_all(&directory).expect("made");
+    let network = r#"{"cniVersion": "1.0.0", "name": "cluster", "type": "loopback"}"#;
+    fs::write(directory.join("cluster.conf"), network).expect("written");
+    let mut conf = scene.conf();
+    let more = json!({
+        "name": "primary", "clusterNetwork": "cluster", "confDir": directory, "cniDir": scene.root.join("state"),
+        "binDir": "/usr/lib/cni",
+    });
+    conf.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    conf
+}
+
+/// Adds, checks and deletes a pod.
+fn starts(kind: &Kind, conf: &Value) -> String {
+    let pod = Pod::new();
+    let log = call(&pod, "ADD", conf, kind).done().stderr;
+    assert!(!has_rules(&pod));
+    call(&pod, "CHECK", conf, kind).done();
+    call(&pod, "DEL", conf, kind).done();
+    log
+}
+
+fn waits(kind: &Kind, conf: &Value, code: u64, parts: &[&str]) {
+    let pod = Pod::new();
+    let (found, text) = call(&pod, "ADD", conf, kind).refused();
+    assert_eq!(found, code, "{text}");
+    for part in ["shop/web-0"].iter().chain(parts) {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!has_rules(&pod));
+    call(&pod, "DEL", conf, kind).done();
+}
+
+fn selecting(networks: &str) -> Kind {
+    let key = "k8s.v1.cni.cncf.io/networks";
+    Kind { annotations: Some(json!({"kubernetes.io/config.source": "api", key: networks})), ..Kind::plain() }
+}
+
+/// Runs `test` in each state of a node without a source of facts, with the code and a part of the errors.
+fn in_each_state(test: impl Fn(&Scene, u64, &str) + Send + Sync + Copy) {
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            Scene::run(|scene| {
+                scene.write_kubeconfig(&json!({"server": format!("http://{}", closed_port())}));
+                test(scene, 11, "no usable answer");
+            });
+        });
+        scope.spawn(move || {
+            Scene::run(|scene| {
+                let server = Server::plain(|_| Answer::text(401, "expired"));
+                scene.write_kubeconfig(&json!({"server": server.http()}));
+                test(scene, 101, "the credentials in");
+            });
+        });
+        scope.spawn(move || {
+            Scene::run(|scene| test(scene, 11, "is not written yet"));
+        });
+        scope.spawn(move || {
+            Scene::run(|scene| {
+                fs::write(scene.kubeconfig(), "").expect("written");
+                test(scene, 7, &scene.kubeconfig().display().to_string());
+            });
+        });
+    });
+}
+
+#[test]
+fn a_pod_without_a_sidecar_gets_the_cluster_network_of_a_file() {
+    in_each_state(|scene, _, _| {
+        let log = starts(&Kind::plain(), &conf(scene));
+        assert!(log.contains("read from files, without definitions"), "{log}");
+        starts(&Kind::agent(), &conf(scene));
+    });
+}
+
+#[test]
+fn a_pod_with_a_sidecar_or_with_networks_fails_with_the_cause() {
+    in_each_state(|scene, code, part| {
+        let conf = conf(scene);
+        for kind in [Kind::meshed(), Kind::unknown(), selecting("storage")] {
+            waits(&kind, &conf, code, &[part]);
+        }
+        let default = Kind { annotations: Some(json!({"v1.multus-cni.io/default-network": "blue"})), ..Kind::plain() };
+        waits(&default, &conf, code, &[part]);
+    });
+}
+
+/// The cluster network is a definition, which only the API server has.
+#[test]
+fn without_a_file_a_pod_fails_with_the_error_of_the_source() {
+    in_each_state(|scene, code, part| {
+        let mut conf = conf(scene);
+        conf["clusterNetwork"] = "ovn".into();
+        waits(&Kind::plain(), &conf, code, &[part, "networks of pod shop/web-0"]);
+    });
+}
+
+/// Attachments that each pod gets are evaluated with the facts of the pod.
+#[test]
+fn an_attachment_of_each_pod_needs_no_facts_of_a_pod_without_a_sidecar() {
+    in_each_state(|scene, code, part| {
+        let mut conf = conf(scene);
+        conf["delegates"] = json!([
+            {"cniVersion": "1.0.0", "name": "cluster", "type": "loopback"},
+            {"cniVersion": "1.0.0", "name": "istio-cni", "type": "istio-cni"},
+        ]);
+        conf.as_object_mut().expect("an object").remove("clusterNetwork");
+        let log = starts(&Kind::plain(), &conf);
+        assert!(log.contains("annotation sidecar.istio.io/status is missing"), "{log}");
+        waits(&Kind::meshed(), &conf, code, &[part]);
     });
 }

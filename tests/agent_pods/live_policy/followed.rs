@@ -1,8 +1,9 @@
 //! What a running pod follows: annotations, its namespace, and the node's configuration; one of several agents acts.
 
 use crate::live_policy::api::PODS;
-use crate::live_policy::pod::{EXCLUDE_PORTS, EXCLUDE_UIDS, Pod};
-use crate::live_policy::scene::{CHAIN, annotate_namespace, events, publish, sample, scene, until, wait_for_event};
+use crate::live_policy::scene::{
+    CHAIN, EXCLUDE_PORTS, EXCLUDE_UIDS, Pod, annotate_namespace, events, publish, sample, scene, until, wait_for_event,
+};
 use crate::support::agent_node::write;
 use serde_json::json;
 

@@ -1,8 +1,7 @@
 //! The guard of running pods: what it rejects is counted and reported, and it follows the labels of the ambient mesh.
 
 use crate::live_policy::api::{Api, NAMESPACES};
-use crate::live_policy::pod::{EXCLUDE_UIDS, Pod};
-use crate::live_policy::scene::{events, pause, publish, sample, scene, until, wait_for_event};
+use crate::live_policy::scene::{EXCLUDE_UIDS, Pod, events, pause, publish, sample, scene, until, wait_for_event};
 use crate::support::new_netns::{in_netns, tool_in};
 use serde_json::json;
 use std::io::ErrorKind;

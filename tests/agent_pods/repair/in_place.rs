@@ -1,8 +1,7 @@
 //! Repair in place: the kernel has the same state as after an ordinary ADD, and a later DEL removes all of it.
 
 use crate::repair::kernel::Kernel;
-use crate::repair::pod::Pod;
-use crate::repair::scene::{Scene, assert_is, event, one, scene};
+use crate::repair::scene::{Pod, Scene, assert_is, event, one, scene};
 use detour_cni::agent::ObservedPod;
 use serde_json::json;
 use std::sync::Arc;

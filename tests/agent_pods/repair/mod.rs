@@ -3,12 +3,9 @@
 //! that records its requests. Needs root, `ip`,
 //! `nft`, `iptables`, `unshare` and control groups that can be made.
 
+use crate::support::{agent_node, agent_process, api, kernel, server, simulated_node as node};
+
 mod in_place;
-mod left_alone;
 mod modes;
 mod older;
-mod pod;
 mod scene;
-mod taint;
-
-use crate::support::{agent_node, agent_process, api, kernel, server, simulated_node as node};

@@ -1,16 +1,19 @@
-//! Deleting pods, Events, late passes, the limit of deletions, and a whole agent.
+//! Deleting pods, Events, late passes, the limit of deletions, pods that are not repaired, the node's taint, and a whole agent.
 
 use crate::repair::agent_process::Agent;
 use crate::repair::api::{Api, NAMESPACES, PODS};
 use crate::repair::kernel::Kernel;
-use crate::repair::scene::{Scene, assert_is, event, one, scene, scene_with};
-use crate::repair::server::Answer;
+use crate::repair::scene::{Repair, Scene, assert_is, event, on_event_loop, one, scene, scene_with};
+use crate::repair::server::{Answer, Request};
 use crate::support::wait::until;
+use detour_cni::agent::taint::{Taint, TaintController};
 use detour_cni::agent::{ObservedPod, RepairMode};
 use detour_cni::pod::Container;
-use serde_json::json;
-use std::sync::Arc;
+use serde_json::{Value, json};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tokio::runtime::{Builder, Handle};
 
 #[test]
 fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
@@ -53,7 +56,7 @@ fn a_pod_with_the_desired_rules_is_not_deleted() {
 
 #[test]
 fn a_pod_that_changed_since_is_not_deleted() {
-    let conflict = |request: &crate::repair::server::Request| {
+    let conflict = |request: &Request| {
         let status = if request.line.starts_with("DELETE") { 409 } else { 201 };
         Answer::json(status, &json!({"kind": "Status", "message": "the UID in the precondition"}))
     };
@@ -226,5 +229,124 @@ fn the_agent_repairs_watched_pods_and_checks_the_nodes_taint() {
         // Other threads write the Event and the taint.
         until("an Event", || api.bodies().iter().any(|body| body["reason"] == "DetourRepaired"));
         until("the taint", || api.requests().contains(&"GET /api/v1/nodes/node-1".to_owned()));
+    });
+}
+
+/// Checks the pod twice, the second time after the grace period. Returns the number of repairs.
+fn repairs(repair: &mut Repair, observed: &Arc<ObservedPod>) -> usize {
+    let start = Instant::now();
+    let again = start + Duration::from_secs(5);
+    repair.run_pass(&[Arc::clone(observed)], start).len() + repair.run_pass(&[Arc::clone(observed)], again).len()
+}
+
+#[test]
+fn rules_of_another_tool_stay() {
+    scene(|scene| {
+        let pod = scene.pod();
+        let foreign = "*nat\n:ISTIO_OUTPUT - [0:0]\n:ISTIO_REDIRECT - [0:0]\n-A OUTPUT -j ISTIO_OUTPUT\n\
+                       -A ISTIO_OUTPUT -j ISTIO_REDIRECT\n-A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001\nCOMMIT\n";
+        pod.tool("iptables-restore", &["--noflush"], foreign);
+        let before = Kernel::of(&pod);
+        assert_eq!(repairs(&mut scene.repair(), &Arc::new(pod.observed())), 0, "it has rules");
+        let done = one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now()));
+        assert_is(&done, "DetourRepairFailed", "another tool");
+        Kernel::of(&pod).assert_is(&before, "untouched");
+    });
+}
+
+#[test]
+fn a_pod_without_addresses_or_without_redirection_is_skipped() {
+    scene(|scene| {
+        let pod = scene.pod();
+        let unsettled = ObservedPod { addresses: Vec::new(), ..pod.observed() };
+        assert_eq!(repairs(&mut scene.repair(), &Arc::new(unsettled)), 0, "its ADD may still come");
+        let mut manifest = pod.manifest();
+        manifest["metadata"]["annotations"]["sidecar.istio.io/interceptionMode"] = json!("NONE");
+        assert_eq!(repairs(&mut scene.repair(), &Arc::new(pod.observed_as(&manifest))), 0, "it wants none");
+        scene.install(&json!([{"type": "uid-exclude", "uids": [7]}]));
+        assert_eq!(repairs(&mut scene.repair(), &Arc::new(pod.observed())), 0, "the chain does not redirect");
+        assert!(scene.attachments(&pod).is_empty());
+    });
+}
+
+const KEY: &str = "cni.istio.io/not-ready";
+/// How long the end waits for the last change.
+const END_TIMEOUT: Duration = Duration::from_secs(3);
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Returns an API server with a node, and the changes of its taints. The first `conflicts` changes are refused.
+fn node(taints: &Value, conflicts: usize) -> (impl Fn(&Request) -> Answer + Send + Sync + 'static, Receiver<Value>) {
+    let (taints, (changed, changes)) = (Mutex::new((taints.clone(), 1_u32)), channel());
+    let changed = Mutex::new(changed);
+    let script = move |request: &Request| {
+        let mut state = taints.lock().expect("unpoisoned");
+        if request.line.starts_with("PATCH /api/v1/nodes/node-1") {
+            let body: Value = serde_json::from_slice(&request.body).expect("JSON");
+            if request.nth < conflicts {
+                state.1 += 1;
+            }
+            if body["metadata"]["resourceVersion"] != json!(state.1.to_string()) {
+                return Answer::json(409, &json!({"kind": "Status", "message": "the object has been modified"}));
+            }
+            *state = (body["spec"]["taints"].clone(), state.1 + 1);
+            changed.lock().expect("unpoisoned").send(state.0.clone()).expect("the test listens");
+        } else if !request.line.starts_with("GET /api/v1/nodes/node-1") {
+            return Answer::json(404, &json!({"kind": "Status", "message": "no such thing"}));
+        }
+        let metadata = json!({"name": "node-1", "resourceVersion": state.1.to_string()});
+        Answer::json(200, &json!({"metadata": metadata, "spec": {"taints": state.0}}))
+    };
+    (script, changes)
+}
+
+/// Starts the task of the taint.
+fn start_taint(scene: &Scene<'_>) -> TaintController {
+    let account = scene.account();
+    on_event_loop(|| {
+        let account = account.on(Handle::current());
+        Taint { key: KEY.into(), node: "node-1".into(), account }.start()
+    })
+}
+
+#[test]
+fn the_taint_is_added_and_removed_and_others_stay() {
+    let foreign = json!({"key": "other", "effect": "NoExecute", "value": "x", "timeAdded": "2026-01-01T00:00:00Z"});
+    let ours = json!({"key": KEY, "effect": "NoSchedule"});
+    let (script, changes) = node(&json!([foreign]), 1);
+    let changes = Arc::new(Mutex::new(changes));
+    scene_with(script, move |scene| {
+        let changes = changes.lock().expect("unpoisoned");
+        let taint = start_taint(scene);
+        taint.set_ready(true);
+        taint.set_ready(false);
+        assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign, ours])), "the conflict is tried again");
+        taint.set_ready(false);
+        taint.set_ready(true);
+        assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign])));
+        taint.set_ready(false);
+        assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign, ours])));
+        let started = Instant::now();
+        let event_loop = Builder::new_current_thread().enable_time().build().expect("an event loop");
+        event_loop.block_on(taint.remove());
+        // On a slow machine, the end gives up before.
+        let is_waited_for = started.elapsed() < END_TIMEOUT;
+        let change = if is_waited_for { changes.try_recv().ok() } else { changes.recv_timeout(DEADLINE).ok() };
+        assert_eq!(change, Some(json!([foreign])), "the end has waited for it: {is_waited_for}");
+    });
+}
+
+#[test]
+fn a_refused_request_is_retried() {
+    let (script, changes) = node(&Value::Null, 0);
+    let changes = Arc::new(Mutex::new(changes));
+    let granted_later = move |request: &Request| match request.nth {
+        0 => Answer::json(403, &json!({"kind": "Status", "message": "nodes \"node-1\" is forbidden"})),
+        _ => script(request),
+    };
+    scene_with(granted_later, move |scene| {
+        let taint = start_taint(scene);
+        taint.set_ready(false);
+        let wanted = Ok(json!([{"key": KEY, "effect": "NoSchedule"}]));
+        assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
     });
 }

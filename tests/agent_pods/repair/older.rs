@@ -1,7 +1,6 @@
 //! Connections that were opened while the rules were missing, over a real link.
 
-use crate::repair::pod::Pod;
-use crate::repair::scene::{Scene, assert_is, event, one, scene};
+use crate::repair::scene::{Pod, Scene, assert_is, event, one, scene};
 use crate::support::new_netns::in_netns;
 use nix::unistd::{Uid, setfsuid};
 use std::io::{ErrorKind, Read, Write};

@@ -1,7 +1,6 @@
 //! The commands of docs/install.md, in their order.
 
-use super::helm::{Helm, definition_of, istio_chart};
-use super::inventory::{difference, inventory, objects_of};
+use super::{Helm, definition_of, difference, inventory, istio_chart, objects_of};
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
 use crate::shipped::{NAMESPACE, apply, manifests, prepare};

@@ -1,7 +1,6 @@
 //! Who owns a NetworkAttachmentDefinition, and what install, upgrade and uninstall do to one of another owner.
 
-use super::helm::{Helm, definition_of, istio_chart};
-use super::inventory::{inventory, objects_of};
+use super::{Helm, definition_of, inventory, istio_chart, objects_of};
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
 use crate::shipped::{NAMESPACE, prepare};

@@ -1,9 +1,9 @@
 //! Failures of the connection: the plugin reports the cause of each one, and reconnects.
 
 use super::peer::{
-    EMPTY, PLUGIN, Peer, Runtime, bytes, call, configuration, container, error, event, frame, integer, pod,
+    Call, DEADLINE, EMPTY, PLUGIN, Peer, Plugin, Report, Runtime, bytes, call, configuration, container, error, event,
+    frame, integer, pod, socket_path, started,
 };
-use super::plugin::{Call, DEADLINE, Plugin, Report, socket_path, started};
 use detour_cni::agent::nri::NriStatus;
 use std::fs::Permissions;
 use std::io::{ErrorKind, Read, Write};

@@ -6,40 +6,32 @@
 //!
 //! Every listener answers, so that a test can assert on the [`Arrival`] of a message.
 
-mod arrival;
-mod connection;
-mod conntrack;
-mod directory;
-mod iptables;
-mod links;
-mod machine;
-mod nft;
-mod ping;
-mod place;
-mod places;
-mod plugin;
-
-pub(crate) use crate::support::called::Called;
-pub(crate) use arrival::Arrival;
-pub(crate) use connection::Connection;
-pub(crate) use conntrack::Entry;
-pub(crate) use iptables::{Family, Ruleset};
-pub(crate) use machine::{MACHINE_INTERFACE, Machine};
-pub(crate) use places::*;
-
-use crate::pod::PROXY;
+use crate::example::*;
 use crate::support::background::Running;
+pub(crate) use crate::support::called::Called;
 use crate::support::cgroup::Cgroup;
 use crate::support::new_netns::in_netns;
-use detour_cni::firewall::{ContainerElement, change_container_elements, container_elements};
-use directory::Directory;
+use detour_cni::firewall::{ContainerElement, Destination, Sender, change_container_elements, container_elements};
+use detour_cni::inspect::{LiveRules, Trace, trace};
+use detour_cni::{policy, state};
 use place::Place;
+pub(crate) use place::{MACHINE_INTERFACE, Machine};
+use places::Directory;
+pub(crate) use places::*;
 use plugin::Attachment;
+pub(crate) use rules::{Family, Ruleset};
 use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+pub(crate) use traffic::{Arrival, Connection, Entry};
+
+mod place;
+mod places;
+mod plugin;
+mod rules;
+mod traffic;
 
 /// The address families of the pod and the outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +57,21 @@ impl Families {
 pub(crate) struct Process {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
+}
+
+impl From<Process> for Sender {
+    fn from(Process { uid, gid }: Process) -> Self {
+        Self::Process { uid, gid: Some(gid), set: None }
+    }
+}
+
+impl From<Protocol> for policy::Protocol {
+    fn from(protocol: Protocol) -> Self {
+        match protocol {
+            Protocol::Tcp => Self::Tcp,
+            Protocol::Udp => Self::Udp,
+        }
+    }
 }
 
 /// The mark of the packets that ztunnel sends.
@@ -123,7 +130,7 @@ impl World {
         let name = format!("detour-test-{}-{number}", std::process::id());
         let mut pod = pod(&format!("{name}-pod"));
         let mut outside = Place::new(&format!("{name}-out"));
-        links::join(&pod, &outside, families);
+        join(&pod, &outside, families);
         pod.listen("pod", proxy, &pod_endpoints(families));
         outside.listen("outside", ROOT, &outside_endpoints(families));
         pod.wait_until_ready();
@@ -196,17 +203,17 @@ impl World {
 
     /// Returns whether `to` answers an echo request from the pod.
     pub(crate) fn pod_pings(&self, to: IpAddr) -> bool {
-        ping::is_answered(&self.netns(), to)
+        traffic::is_answered(&self.netns(), to)
     }
 
     /// Returns whether `to` answers an echo request from outside.
     pub(crate) fn outside_pings(&self, to: IpAddr) -> bool {
-        ping::is_answered(&self.outside_netns(), to)
+        traffic::is_answered(&self.outside_netns(), to)
     }
 
     /// Returns the pod's tracked connections.
     pub(crate) fn conntrack(&self) -> Vec<Entry> {
-        conntrack::read(self.pod.pid())
+        traffic::conntrack(self.pod.pid())
     }
 
     /// Returns the tracked UDP flows whose first packet was sent to `to`.
@@ -217,27 +224,27 @@ impl World {
 
     /// Returns the pod's rules as `iptables-save` or `ip6tables-save` prints them.
     pub(crate) fn iptables_save(&self, family: Family) -> Ruleset {
-        iptables::save(&self.pod, family)
+        rules::save(&self.pod, family)
     }
 
     /// Adds rules to the pod's with `iptables-restore --noflush`.
     pub(crate) fn iptables_restore(&self, family: Family, text: &str) {
-        iptables::restore(&self.pod, family, text);
+        rules::restore(&self.pod, family, text);
     }
 
     /// Adds rules with `iptables-legacy-restore` or `ip6tables-legacy-restore`.
     pub(crate) fn legacy_restore(&self, family: Family, text: &str) {
-        iptables::legacy_restore(&self.pod, family, text);
+        rules::legacy_restore(&self.pod, family, text);
     }
 
     /// Runs `iptables` or `ip6tables` in the pod; returns whether it succeeded, and its output.
     pub(crate) fn iptables(&self, family: Family, arguments: &[&str]) -> (bool, String) {
-        iptables::run(&self.pod, family, arguments)
+        rules::run(&self.pod, family, arguments)
     }
 
     /// Returns the pod's native tables as `nft` prints them without counters, sorted by name.
     pub(crate) fn native_tables(&self) -> Vec<String> {
-        nft::tables(&self.pod)
+        rules::tables(&self.pod)
     }
 
     /// Returns the pod's native tables except the one of exclusions.
@@ -248,17 +255,17 @@ impl World {
 
     /// Returns the rules of the pod's native tables, each as `TABLE CHAIN` and its handle.
     pub(crate) fn native_rules(&self) -> Vec<(String, u64)> {
-        nft::rules(&self.pod)
+        rules::native_rules(&self.pod)
     }
 
     /// Returns how many packets matched an exclusion so far.
     pub(crate) fn matched_exclusions(&self) -> u64 {
-        nft::matched_exclusions(&self.pod)
+        rules::matched_exclusions(&self.pod)
     }
 
     /// Adds native rules to the pod's.
     pub(crate) fn nft(&self, text: &str) {
-        nft::load(&self.pod, text);
+        rules::load(&self.pod, text);
     }
 
     /// Runs `ip` in the pod, which must succeed, and returns its output.
@@ -266,6 +273,25 @@ impl World {
         let output = self.pod.run(Command::new("ip").args(arguments), "");
         assert!(output.status.success(), "ip {arguments:?}: {output:?}");
         String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Runs these commands of `ip` in the pod.
+    pub(crate) fn ips(&self, commands: &[&str]) {
+        for command in commands {
+            self.ip(&command.split(' ').collect::<Vec<_>>());
+        }
+    }
+
+    /// Returns the pod's live rules as the reports read them.
+    pub(crate) fn live_rules(&self) -> LiveRules {
+        LiveRules::read(&self.netns(), &state::Store::new(state::ROOT)).expect("readable")
+    }
+
+    /// Returns the trace of a connection or datagram through the live rules.
+    pub(crate) fn traced(&self, from: impl Into<Sender>, protocol: Protocol, to: SocketAddr) -> Trace {
+        let rules = self.live_rules();
+        let to = Destination { address: to, protocol: protocol.into() };
+        trace(&rules.view(), from.into(), to, &rules.addresses, "eth0")
     }
 
     /// Returns the path of the pod's network namespace.

@@ -1,7 +1,14 @@
 //! The addresses and ports of every world, and its listeners.
 
+use super::place::Place;
 use super::{Families, Family};
+use crate::support::directory;
+use std::cell::Cell;
+use std::fs;
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 /// An IPv4 and an IPv6 address of the same host.
 #[derive(Debug, Clone, Copy)]
@@ -83,4 +90,61 @@ pub(super) fn outside_endpoints(families: Families) -> Vec<String> {
         endpoints.push(format!("udp:{}", SERVER.at(family, SYSLOG)));
     }
     endpoints
+}
+
+pub(super) fn join(pod: &Place, outside: &Place, families: Families) {
+    let veth = format!("link add name eth0 netns {} type veth peer name eth0 netns {}", pod.name(), outside.name());
+    ip(&[], &[veth]);
+    let up = ["link set lo up".to_owned(), "link set eth0 up".to_owned()];
+    let mut in_pod = up.to_vec();
+    let mut in_outside = up.to_vec();
+    for &family in families.each() {
+        // Without duplicate address detection, an IPv6 address is usable immediately.
+        let (near, alone, dad) = match family {
+            Family::V4 => (24, 32, ""),
+            Family::V6 => (64, 128, "nodad"),
+        };
+        in_pod.push(format!("addr add {}/{near} dev eth0 {dad}", POD.ip(family)));
+        in_pod.push(format!("route add default via {}", GATEWAY.ip(family)));
+        in_outside.push(format!("addr add {}/{near} dev eth0 {dad}", GATEWAY.ip(family)));
+        in_outside.extend(OUTSIDE.map(|host| format!("addr add {}/{alone} dev lo {dad}", host.ip(family))));
+    }
+    ip(&["-n", outside.name()], &in_outside);
+    ip(&["-n", pod.name()], &in_pod);
+}
+
+/// Runs `ip` with these commands, which must succeed.
+pub(super) fn ip(options: &[&str], commands: &[String]) {
+    let mut child = Command::new("ip")
+        .args(options)
+        .args(["-batch", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("run ip (package iproute2)");
+    let mut stdin = child.stdin.take().expect("it is piped");
+    stdin.write_all(commands.join("\n").as_bytes()).expect("write to ip");
+    drop(stdin);
+    assert!(child.wait().expect("wait for ip").success(), "ip {options:?}: {commands:#?}");
+}
+
+pub(super) struct Directory {
+    path: directory::Directory,
+    written: Cell<usize>,
+}
+
+impl Directory {
+    pub(super) fn new(name: &str) -> Self {
+        Self { path: directory::Directory::new(name), written: Cell::new(0) }
+    }
+
+    /// Writes each text to its own file in a new subdirectory.
+    pub(super) fn write(&self, texts: &[&str]) -> PathBuf {
+        let number = self.written.replace(self.written.get() + 1);
+        let below = self.path.join(number.to_string());
+        fs::create_dir(&below).expect("make a directory");
+        for (number, text) in texts.iter().enumerate() {
+            fs::write(below.join(format!("{number}.yaml")), text).expect("write a file");
+        }
+        below
+    }
 }

@@ -1,6 +1,7 @@
 //! Plugin calls as Multus makes them for an attachment.
 
 use super::World;
+use crate::example::UID;
 use crate::support::called::{Called, start};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -41,8 +42,7 @@ impl World {
         let netns = self.netns().display().to_string();
         let pod = format!(
             "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
-            self.name,
-            crate::pod::UID
+            self.name, UID
         );
         let environment = [
             ("CNI_COMMAND", command),

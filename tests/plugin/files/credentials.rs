@@ -1,13 +1,14 @@
 //! Kubeconfigs and the tokens, certificates and keys that they name. A user who can change one of them controls which
-//! file root reads and where it is sent.
+//! file root reads and where it is sent. FIFOs in place of files are an error at once: an ordinary open would wait.
 
-use crate::files::node::{Node, OTHER, call, complaint, detour, give_away, refusal, succeeds};
+use crate::files::node::{Node, OTHER, call, complaint, detour, give_away, printed, refusal, succeeds};
 use serde_json::{Value, json};
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::Path;
+use std::process::Command;
 
 /// A server that must not receive a request.
 struct Silence(TcpListener);
@@ -140,4 +141,128 @@ fn installation_accepts_only_credentials_of_root() {
         assert_eq!(installed["users"][0]["user"]["token"], "token");
         give_away(&kubeconfig);
     }
+}
+
+const FIFO: &str = "expected a regular file, got a FIFO";
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("text")
+}
+
+#[test]
+fn the_plugin_does_not_wait_for_fifos() {
+    let node = Node::new();
+    let fifo = node.fifo("fifo");
+    let by_user = |user: Value| {
+        let file = node.kubeconfig("kubeconfig", "http://192.0.2.1", json!({}), &user);
+        json!({"kubernetes": {"kubeconfig": file}})
+    };
+    node.fifo("manifests/pod.yaml");
+    node.fifo("net.d/net.conf");
+    let primary = |network: Value| json!({"clusterNetwork": network, "confDir": node.path("net.d"), "cniDir": node.path("state")});
+    for (conf, wanted) in [
+        (json!({"kubernetes": {"kubeconfig": fifo}}), 5),
+        (by_user(json!({"tokenFile": fifo})), 7),
+        (by_user(json!({"client-certificate": fifo, "client-key": fifo})), 7),
+        (json!({"kubernetes": {"manifests_dir": node.path("manifests")}}), 7),
+        (primary(json!(node.path("net.d/net.conf"))), 5),
+        (primary("net".into()), 7),
+    ] {
+        let (code, message) = refusal(&call("ADD", &conf));
+        assert_eq!(code, wanted, "{message}");
+        assert!(message.contains(FIFO), "{message}");
+    }
+    let file = node.kubeconfig("kubeconfig", "https://192.0.2.1", json!({"certificate-authority": fifo}), &json!({}));
+    let (code, message) = refusal(&call("ADD", &json!({"kubernetes": {"kubeconfig": file}})));
+    assert!(code == 7 && message.contains("certificate-authority") && message.contains(FIFO), "{message}");
+}
+
+#[test]
+fn saved_state_is_not_read_from_fifos() {
+    let node = Node::new();
+    node.fifo("state/files-test/n@net1.json");
+    let conf = json!({"clusterNetwork": "net", "confDir": node.path("net.d"), "cniDir": node.path("state")});
+    let message = printed(&call("DEL", &conf));
+    assert!(message.contains("n@net1.json") && message.contains(FIFO), "{message}");
+}
+
+#[test]
+fn install_does_not_wait_for_fifos() {
+    const STATE: &str = "host/var/lib/cni/detour";
+    for name in ["install.json", "install.lock"] {
+        let node = Node::new();
+        node.fifo(&format!("{STATE}/{name}"));
+        let message = complaint(&node.install(&["--platform=openshift"]));
+        assert!(message.contains(name) && message.contains(FIFO), "{message}");
+    }
+    for name in ["sa/token", "sa/ca.crt"] {
+        let node = Node::new();
+        node.fifo(name);
+        let message = complaint(&node.install(&[]));
+        assert!(message.contains(name) && message.contains(FIFO), "{message}");
+    }
+    let node = Node::new();
+    let config = format!("--config={}", node.fifo("config").display());
+    let message = complaint(&node.install(&[&config]));
+    assert!(message.contains("--config") && message.contains(FIFO), "{message}");
+    // Runtimes and the installation skip entries that are not regular files.
+    let node = Node::new();
+    node.fifo("host/etc/cni/net.d/00-fifo.conflist");
+    node.file("host/etc/cni/net.d/10-net.conflist", r#"{"name":"n","plugins":[{"type":"a"}]}"#);
+    succeeds(&node.install(&["--chained=true"]));
+    assert!(fs::read_to_string(node.path("host/etc/cni/net.d/10-net.conflist")).expect("read").contains("detour"));
+}
+
+#[test]
+fn doctor_does_not_wait_for_fifos() {
+    let node = Node::new();
+    for within in
+        ["etc/cni/net.d/00-a.conf", "var/lib/cni/detour/install.json", "var/lib/cni/results/r", "etc/hostname"]
+    {
+        node.fifo(&format!("host/{within}"));
+    }
+    node.fifo("host/run/detour/attachments/c/n@net1.json");
+    let output = detour(&["doctor", "--root", text(&node.path("host")), "--conf=/etc/cni/net.d"]);
+    let report = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.code() == Some(1) && report.contains(FIFO), "{output:?}");
+}
+
+/// Only here a pipe can be intended.
+#[test]
+fn explain_reads_a_pipe_that_is_an_argument() {
+    let node = Node::new();
+    let pod = node.file("pod.yaml", "kind: Pod\nmetadata: {name: web-0, namespace: shop}\nspec: {containers: []}\n");
+    let script = format!("\"$0\" explain -f <(cat {})", text(&pod));
+    let output = Command::new("bash").args(["-c", &script, env!("CARGO_BIN_EXE_detour")]).output().expect("bash");
+    succeeds(&output);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("shop/web-0"), "{output:?}");
+}
+
+/// Returns the path of a sparse file of this size.
+fn large(node: &Node, within: &str, bytes: u64) -> std::path::PathBuf {
+    let path = node.file(within, "");
+    File::options().write(true).open(&path).expect("opened").set_len(bytes).expect("grown");
+    path
+}
+
+#[test]
+fn the_error_for_a_file_that_is_too_large_has_the_limit() {
+    let node = Node::new();
+    let file = large(&node, "kubeconfig", (1 << 20) + 1);
+    let (code, message) = refusal(&call("ADD", &json!({"kubernetes": {"kubeconfig": file}})));
+    assert!(code == 5 && message.contains("expected at most 1048576 bytes, got more"), "{message}");
+
+    let token = large(&node, "token", (64 << 10) + 1);
+    let file = node.kubeconfig("kubeconfig", "http://192.0.2.1", json!({}), &json!({"tokenFile": token}));
+    let (code, message) = refusal(&call("ADD", &json!({"kubernetes": {"kubeconfig": file}})));
+    assert!(code == 7 && message.contains("expected at most 65536 bytes, got more"), "{message}");
+
+    large(&node, "manifests/pod.yaml", (4 << 20) + 1);
+    let (code, message) = refusal(&call("ADD", &json!({"kubernetes": {"manifests_dir": node.path("manifests")}})));
+    assert!(code == 7 && message.contains("expected at most 4194304 bytes, got more"), "{message}");
+
+    large(&node, "state/files-test/n@net1.json", (16 << 20) + 1);
+    let conf = json!({"clusterNetwork": "net", "confDir": node.path("net.d"), "cniDir": node.path("state")});
+    let message = printed(&call("DEL", &conf));
+    assert!(message.contains("expected at most 16777216 bytes, got more"), "{message}");
 }

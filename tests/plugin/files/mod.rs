@@ -2,6 +2,4 @@
 //! reason, and does not write to them.
 
 mod credentials;
-mod fifos;
 mod node;
-mod written;

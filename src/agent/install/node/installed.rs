@@ -9,6 +9,7 @@ use crate::agent::install::record::{FileRecord, InstallRecord, Role};
 use crate::cni::{NetConf, configuration};
 use crate::host_path::HostPath;
 use crate::netns::find::containers_by_type;
+use crate::plugin::node::InstalledText;
 use crate::state::{ROOT, Store};
 use crate::sub_plugins::SubPlugin;
 use crate::trusted_file;
@@ -21,17 +22,6 @@ pub struct Installed {
     /// which may not tolerate a second ADD, and the networks of a primary plugin.
     pub conf: NetConf,
     /// Whether the plugin is called for every pod, not only for pods that select its network.
-    pub for_every_pod: bool,
-}
-
-/// The text of an installed configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InstalledText {
-    /// Its file.
-    pub path: HostPath,
-    /// Its text: of a configuration list, only the entry of the installation.
-    pub text: String,
-    /// Whether its place makes it apply to every pod: a configuration list, or Multus's auxiliary chain.
     pub for_every_pod: bool,
 }
 

@@ -1,0 +1,264 @@
+//! Requests that are invalid, pinned or outside the bounds: each counts as absent, and a bypass ends. Limits: busy network
+//! namespaces, an API server that does not answer, and a missing permission.
+
+use crate::live_policy::api::NAMESPACES;
+use crate::live_policy::node::id;
+use crate::live_policy::scene::{
+    CHAIN, DEADLINE, EXCLUDE_PORTS, EXCLUDE_UIDS, Pod, annotate_namespace, events, pause, publish, sample, scene,
+    until, wait_for_event,
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::time::Instant;
+
+#[test]
+fn a_bad_value_counts_as_absent_and_its_event_contains_it() {
+    scene(|scene, api| {
+        let _agent = scene.agent(&[]);
+        let pod = Pod::added(scene, api, "web-0", &[(EXCLUDE_PORTS, "3306")]);
+        scene.wait_for_counts([1, 0, 0, 0]);
+        pod.set(EXCLUDE_PORTS, "80,33o6\u{1b}[2J");
+        publish(api, &pod);
+        let message = wait_for_event(api, &pod, "DetourPolicyRejected", "33o6");
+        assert!(message.contains("web-0") && message.contains(EXCLUDE_PORTS), "{message}");
+        assert!(message.contains("without effect for the running pod") && !message.contains('\u{1b}'), "{message}");
+        pod.until(|pod| !pod.excludes_port(3306) && !pod.excludes_port(80));
+        let report = scene.wait_for_counts([0, 1, 0, 0]);
+        assert_eq!(report.findings[0].state, "rejected");
+        // A valid value of another sub-plugin is applied.
+        pod.set(EXCLUDE_UIDS, "6000");
+        publish(api, &pod);
+        pod.until(|pod| pod.excludes_uid(6000));
+        // An unrelated change does not repeat the Event.
+        pod.set("example.com/other", "1");
+        publish(api, &pod);
+        pod.set(EXCLUDE_PORTS, "80");
+        pod.set(EXCLUDE_UIDS, "abc");
+        publish(api, &pod);
+        wait_for_event(api, &pod, "DetourPolicyRejected", "abc");
+        pod.until(|pod| pod.excludes_port(80) && !pod.excludes_uid(6000));
+        assert_eq!(events(api, &pod, "DetourPolicyRejected").len(), 2);
+        pod.set(EXCLUDE_UIDS, "7000");
+        publish(api, &pod);
+        pod.until(|pod| pod.excludes_uid(7000) && pod.excludes_port(80));
+        scene.wait_for_counts([1, 0, 0, 0]);
+    });
+}
+
+/// A second attachment with another value for a setting that a pod has once: only the first one follows the node's
+/// configuration.
+#[test]
+fn attachments_with_different_settings_capture_what_one_of_them_captures() {
+    scene(|scene, api| {
+        let without = r#"[{"type": "istio-redirect", "capture_secondary_networks": false}, {"type": "uid-exclude"}]"#;
+        scene.configure(without);
+        let _agent = scene.agent(&[]);
+        let pod = Pod::new(scene, "web-0");
+        publish(api, &pod);
+        pod.call(scene, "ADD").expect("added");
+        let mut other = scene.entry();
+        other["name"] = json!("other");
+        pod.call_with(&other, "ADD").expect("it agrees");
+        scene.wait_for_counts([1, 0, 0, 0]);
+        scene.configure(&without.replace("false", "true"));
+        wait_for_event(api, &pod, "DetourPolicyChanged", "capture_secondary_networks: true (before: false)");
+        pod.set(EXCLUDE_PORTS, "3306");
+        publish(api, &pod);
+        pod.until(|pod| pod.excludes_port(3306));
+        scene.wait_for_counts([1, 0, 0, 0]);
+    });
+}
+
+/// A pod without sidecar has no policy that could be rejected.
+#[test]
+fn a_bad_value_on_a_pod_without_sidecar_is_not_reported() {
+    scene(|scene, api| {
+        let _agent = scene.agent(&[]);
+        let plain = Pod::new(scene, "plain").without_sidecar();
+        publish(api, &plain);
+        plain.call(scene, "ADD").expect("added");
+        let meshed = Pod::added(scene, api, "meshed", &[]);
+        scene.wait_for_counts([1, 0, 0, 0]);
+        annotate_namespace(api, &json!({EXCLUDE_UIDS: "abc"}));
+        wait_for_event(api, &meshed, "DetourPolicyRejected", "abc");
+        (0..10).for_each(|_| pause());
+        assert_eq!(events(api, &plain, "DetourPolicyRejected"), [""; 0]);
+    });
+}
+
+const PINNED: &str = r#""uid-exclude", "uids": ["8000"], "pod_overrides": false"#;
+
+#[test]
+fn a_pinned_policy_ends_bypasses_also_beside_an_invalid_annotation() {
+    scene(|scene, api| {
+        let _agent = scene.agent(&[]);
+        let added = |name: &str, more: Option<(&str, &str)>| {
+            let pod = Pod::added(scene, api, name, &[(EXCLUDE_UIDS, "7000")]);
+            more.iter().for_each(|(key, value)| pod.set(key, value));
+            publish(api, &pod);
+            pod
+        };
+        let pods = [added("valid", None), added("invalid", Some(("detour.io/exclude-dns", "10.0.0.300")))];
+        pods.iter().for_each(|pod| pod.until(|pod| pod.excludes_uid(7000)));
+        wait_for_event(api, &pods[1], "DetourPolicyRejected", "10.0.0.300");
+        scene.configure(&CHAIN.replace(r#""uid-exclude""#, PINNED));
+        pods.iter().for_each(|pod| pod.until(|pod| !pod.excludes_uid(7000) && pod.excludes_uid(8000)));
+        scene.wait_for_counts([1, 1, 0, 0]);
+    });
+}
+
+#[test]
+fn the_newest_sandbox_of_a_pod_follows() {
+    scene(|scene, api| {
+        let _agent = scene.agent(&[]);
+        let older = Pod::added(scene, api, "web-0", &[]);
+        // The kernel's clock for files has a coarse resolution.
+        pause();
+        let mut newer = Pod::with_sandbox(scene, "web-0", id("a"));
+        newer.uid.clone_from(&older.uid);
+        assert!(newer.sandbox < older.sandbox);
+        newer.call(scene, "ADD").expect("added");
+        newer.set(EXCLUDE_UIDS, "7000");
+        publish(api, &newer);
+        newer.until(|pod| pod.excludes_uid(7000));
+        assert!(!older.excludes_uid(7000));
+    });
+}
+
+#[test]
+fn tighter_bounds_end_bypasses_also_of_other_attachments_and_beside_an_invalid_value() {
+    scene(|scene, api| {
+        let _agent = scene.agent(&[]);
+        let pod = Pod::added(scene, api, "web-0", &[(EXCLUDE_UIDS, "7000,8000")]);
+        let invalid = Pod::added(scene, api, "invalid", &[(EXCLUDE_UIDS, "7000,8000")]);
+        invalid.set(EXCLUDE_UIDS, "7000,8000,x");
+        publish(api, &invalid);
+        // The agent does not know the configuration of this network.
+        let attached = Pod::added(scene, api, "attached", &[(EXCLUDE_UIDS, "7000,8000")]);
+        attached.call(scene, "DEL").expect("removed");
+        let mut other = scene.entry();
+        other["name"] = json!("other");
+        attached.call_with(&other, "ADD").expect("added");
+        wait_for_event(api, &invalid, "DetourPolicyRejected", "\"x\"");
+        invalid.until(|pod| !pod.excludes_uid(7000) && !pod.excludes_uid(8000));
+        let pods = [&pod, &attached];
+        pods.iter().for_each(|pod| pod.until(|pod| pod.excludes_uid(7000) && pod.excludes_uid(8000)));
+        scene.configure(&CHAIN.replace(r#""uid-exclude""#, r#""uid-exclude", "allow": {"uids": "7000"}"#));
+        pods.iter().for_each(|pod| pod.until(|pod| pod.excludes_uid(7000) && !pod.excludes_uid(8000)));
+        for pod in [&pod, &attached] {
+            let message = wait_for_event(api, pod, "DetourPolicyRejected", "\"8000\" is outside the bounds");
+            assert!(
+                message.contains("chain[1].allow.uids (the node configuration /var/lib/cni/detour/node.json)"),
+                "{message}"
+            );
+        }
+        // A new pod with such a request does not start, and the wider bounds apply to running pods too.
+        let new = Pod::new(scene, "new");
+        new.set(EXCLUDE_UIDS, "8000");
+        publish(api, &new);
+        let error = new.call(scene, "ADD").expect_err("outside the bounds");
+        assert!(error.contains("outside the bounds"), "{error}");
+        scene.configure(CHAIN);
+        [&pod, &attached].iter().for_each(|pod| pod.until(|pod| pod.excludes_uid(8000)));
+    });
+}
+
+#[test]
+fn a_pod_loses_what_only_a_label_of_its_namespace_permitted() {
+    scene(|scene, api| {
+        let label = |tier: &str| api.put(NAMESPACES, &json!({"metadata": {"name": "shop", "labels": {"tier": tier}}}));
+        let allow =
+            r#""uid-exclude", "allow": [{"uids": "8000"}, {"namespace_selector": {"matchLabels": {"tier": "batch"}}}]"#;
+        scene.configure(&CHAIN.replace(r#""uid-exclude""#, allow));
+        label("batch");
+        let _agent = scene.agent(&[]);
+        let pod = Pod::added(scene, api, "web-0", &[(EXCLUDE_UIDS, "7000,8000")]);
+        pod.until(|pod| pod.excludes_uid(7000) && pod.excludes_uid(8000));
+        label("web");
+        pod.until(|pod| !pod.excludes_uid(7000) && pod.excludes_uid(8000));
+        let message = wait_for_event(api, &pod, "DetourPolicyRejected", "\"7000\" is outside the bounds");
+        assert!(message.contains("chain[1].allow[0].uids") || message.contains("chain[0].allow[0].uids"), "{message}");
+        label("batch");
+        pod.until(|pod| pod.excludes_uid(7000));
+    });
+}
+
+#[test]
+fn a_busy_network_namespace_is_retried_and_delays_no_other_pod() {
+    scene(|scene, api| {
+        let (_agent, address) = scene.agent_with_metrics(&[]);
+        // More than there are threads.
+        let busy: Vec<Pod> = (0..6).map(|number| Pod::added(scene, api, &format!("busy-{number}"), &[])).collect();
+        let free = Pod::added(scene, api, "free", &[]);
+        scene.wait_for_counts([7, 0, 0, 0]);
+        let locks: Vec<_> = busy
+            .iter()
+            .map(|pod| {
+                let netns = std::fs::metadata(pod.netns()).expect("there");
+                let path = format!("/run/detour/locks/{}-{}", netns.dev(), netns.ino());
+                let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
+                let lock = nix::fcntl::Flock::lock(file.expect("a lock"), nix::fcntl::FlockArg::LockExclusive);
+                lock.map_err(|(_, errno)| errno).expect("locked")
+            })
+            .collect();
+        annotate_namespace(api, &json!({EXCLUDE_UIDS: "7000"}));
+        free.until(|pod| pod.excludes_uid(7000));
+        let report = scene.wait_for_counts([1, 0, 6, 0]);
+        assert!(busy.iter().all(|pod| !pod.excludes_uid(7000)), "{report:?}");
+        until("each failure is counted", || {
+            sample(&address, "detour_policy_changes_total{result=\"failed\"}").is_some_and(|failed| failed >= 6)
+        });
+        drop(locks);
+        scene.wait_for_counts([7, 0, 0, 0]);
+        assert!(busy.iter().all(|pod| pod.excludes_uid(7000)));
+    });
+}
+
+/// Rules change although nothing can be written, and the reports follow.
+#[test]
+fn without_the_api_server_rules_still_change_and_reports_wait() {
+    scene(|scene, api| {
+        let agent = scene.agent(&[]);
+        let pod = Pod::added(scene, api, "web-0", &[]);
+        scene.wait_for_counts([1, 0, 0, 0]);
+        api.refuse_writes(Some(503));
+        pod.set(EXCLUDE_PORTS, "3306");
+        publish(api, &pod);
+        pod.until(|pod| pod.excludes_port(3306));
+        scene.wait_for_counts([1, 0, 0, 0]);
+        assert_eq!(events(api, &pod, "DetourPolicyChanged"), [""; 0]);
+        api.refuse_writes(None);
+        wait_for_event(api, &pod, "DetourPolicyChanged", "3306");
+        // A change that was delivered before the connection broke.
+        pod.set(EXCLUDE_PORTS, "3307");
+        publish(api, &pod);
+        api.go_down();
+        pod.until(|pod| pod.excludes_port(3307));
+        let started = Instant::now();
+        assert!(agent.end(Signal::SIGTERM).success());
+        assert!(started.elapsed() < DEADLINE / 2, "the end does not wait for the API server");
+    });
+}
+
+#[test]
+fn a_missing_right_is_logged_once_and_stops_nothing() {
+    scene(|scene, api| {
+        api.refuse_writes(Some(403));
+        let agent = scene.agent(&[]);
+        let pods: Vec<Pod> = (0..3).map(|number| Pod::added(scene, api, &format!("web-{number}"), &[])).collect();
+        scene.wait_for_counts([3, 0, 0, 0]);
+        for port in [3306, 3307] {
+            for pod in &pods {
+                pod.set(EXCLUDE_PORTS, &port.to_string());
+                publish(api, pod);
+            }
+            pods.iter().for_each(|pod| pod.until(|pod| pod.excludes_port(port)));
+        }
+        agent.wait_for_log("Event not created");
+        let logged = agent.log();
+        let is_about = |line: &&String| line.contains("Event not created") && line.contains("level=warn");
+        assert_eq!(logged.iter().filter(is_about).count(), 1, "{logged:#?}");
+    });
+}
