@@ -3,12 +3,13 @@
 
 use super::report::{CheckTarget, CheckVerdict, Results};
 use super::{checks, node};
-use crate::cluster::{Api, ReportedEvent};
+use crate::cluster::Api;
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
 use crate::pod::PodRef;
 use crate::printable::{without_passwords, without_tokens, without_userinfo};
 use crate::{logging, trusted_file};
+use k8s_openapi::api::core::v1::Event;
 use rustix::fs::OFlags;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
@@ -53,17 +54,22 @@ pub(super) fn events(api: Option<&Api>, pod: &PodRef, running: bool, results: &m
     });
 }
 
-fn events_verdict(events: &[ReportedEvent], running: bool) -> CheckVerdict {
-    let is_failure = |event: &&ReportedEvent| event.warning && FAILURES.contains(&event.reason.as_str());
-    let failures: Vec<&ReportedEvent> = events.iter().filter(is_failure).collect();
+fn events_verdict(events: &[Event], running: bool) -> CheckVerdict {
+    let is_failure = |event: &&Event| {
+        event.type_.as_deref() == Some("Warning")
+            && event.reason.as_deref().is_some_and(|reason| FAILURES.contains(&reason))
+    };
+    let failures: Vec<&Event> = events.iter().filter(is_failure).collect();
     let Some(last) = failures.last() else {
         return CheckVerdict::pass(match events.len() {
             0 => "no Events".to_owned(),
             count => format!("{count} Events, none reports a failure"),
         });
     };
-    let times: u64 = failures.iter().map(|event| event.count).sum();
-    let found = format!("{}, {times} times: {}", last.reason, shown(&last.message));
+    let count = |event: &&Event| event.count.or_else(|| event.series.as_ref()?.count).map(i64::from);
+    let times: i64 = failures.iter().map(|event| count(event).unwrap_or(1)).sum();
+    let (reason, message) = (last.reason.as_deref().unwrap_or_default(), last.message.as_deref().unwrap_or_default());
+    let found = format!("{reason}, {times} times: {}", shown(message));
     if running {
         return CheckVerdict::pass(format!("the pod started since; before that: {found}"));
     }
@@ -182,9 +188,9 @@ mod tests {
     use super::*;
     use crate::inspect::doctor::report::CheckOutcome;
 
-    fn event(reason: &str, message: &str) -> ReportedEvent {
-        let (reason, message) = (reason.to_owned(), message.to_owned());
-        ReportedEvent { warning: true, reason, message, count: 2 }
+    fn event(reason: &str, message: &str) -> Event {
+        let (reason, message) = (Some(reason.to_owned()), Some(message.to_owned()));
+        Event { type_: Some("Warning".to_owned()), reason, message, count: Some(2), ..Event::default() }
     }
 
     #[test]
