@@ -34,21 +34,13 @@ Examples:
   detour agent --root /host --node-name \"$NODE_NAME\"
         serve facts of this node's pods to the plugin, and repair pods that bypass the sidecar
 
-The agent installs the plugin like `detour install`, with the same flags, and again when the
-program, the kubeconfig, its token or a file of --config or --attachments changes. If the plugin
-would reject a new file, the last valid one stays in use; /readyz, the log and the metric
-detour_configuration_rejected report it. A node has one installation: the agent of another DaemonSet
-(--daemon-set) changes nothing there.
+The agent installs the plugin like `detour install`, and again when the program, the kubeconfig, its
+token or a file of --config or --attachments changes. If the plugin would reject a new file, the
+last valid one stays in use; /readyz, the log and a metric report it. With a node name, it answers
+the plugin's requests, repairs pods that bypass their sidecar, and lets running pods follow changes.
 
-With a node name, the agent watches the node's pods and answers the plugin's requests.
-It repairs pods that have a sidecar but bypass it (--repair), and repeats the ADD of a running pod
-when its annotations or the configuration change (--live-policy). With --nri-socket, containers that
-container-exclude names bypass the sidecar from their first instruction until they exit. Each change
-of a pod is an Event of the pod.
-
-With --health-address, /metrics uses the OpenMetrics text format, and the agent exits with code 1 if
-the file system does not respond for two minutes. SIGTERM ends the agent; the plugin stays installed
-and keeps working unless --on-exit removes it.
+SIGTERM ends the agent; the plugin stays installed unless --on-exit removes it. With
+--health-address, the agent also exits with code 1 if the file system hangs for two minutes.
 
 Exit codes: 0 ended by a signal, 1 failure, 2 invalid arguments or input. A missing or invalid file
 of --config or --kubeconfig does not end the agent: /readyz and the log report it.";
@@ -81,7 +73,7 @@ pub(super) struct AgentArguments {
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
     /// Key of the NoSchedule taint that the agent sets on the node while the plugin is not ready [default: no taint]
-    #[arg(long, value_name = "KEY", value_parser = parse_taint)]
+    #[arg(long, value_name = "KEY")]
     taint: Option<String>,
     /// Register at the container runtime's NRI socket on the node, to exclude containers before their first instruction [default without PATH: /var/run/nri/nri.sock; without the flag: not registered]
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = "/var/run/nri/nri.sock")]
@@ -92,18 +84,6 @@ pub(super) struct AgentArguments {
     /// How to repair a pod that started before the plugin was ready, or that lost its rules
     #[arg(long, value_name = "MODE", default_value = "repair")]
     repair: RepairMode,
-}
-
-/// Parses a taint key as the API server does (apimachinery, `IsQualifiedName`), except for the limits of the prefix.
-fn parse_taint(key: &str) -> Result<String, String> {
-    let (prefix, name) = key.rsplit_once('/').unwrap_or(("p", key));
-    let is_plain = |text: &str| {
-        let inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-        text.chars().all(inner) && ends(text.chars().next()) && ends(text.chars().last())
-    };
-    let is_valid = is_plain(prefix) && is_plain(name) && name.len() <= 63;
-    is_valid.then(|| key.to_owned()).ok_or_else(|| "expected [PREFIX/]NAME, such as cni.istio.io/not-ready".to_owned())
 }
 
 /// Turns an error into one of usage, with exit code 2.
@@ -125,7 +105,13 @@ impl AgentArguments {
         let metrics = Metrics::default();
         let shared = OnceCell::new();
         let plugin_token = as_usage(self.plugin_token(&metrics, &shared))?;
-        let daemon_set = as_usage(self.own_daemon_set(&shared))?;
+        let daemon_set = self.daemon_set.as_ref().map(|name| self.own_object("--daemon-set", name));
+        let daemon_set = as_usage(daemon_set.transpose())?;
+        let owner = daemon_set.as_ref().map(ObjectRef::to_string);
+        let watched = daemon_set
+            .filter(|_| self.on_exit == OnExit::Auto)
+            .map(|object| Ok(DaemonSet::new(self.account(&shared, "--daemon-set")?, object)));
+        let daemon_set = as_usage(watched.transpose())?;
         let services = self.services(&shared);
         let desired = DesiredSource {
             install: self.install.clone(),
@@ -143,7 +129,7 @@ impl AgentArguments {
                 node,
                 desired: Box::new(move || desired.current()),
                 sources: self.install.source_directories(),
-                owner: as_usage(self.owner())?,
+                owner,
             },
             on_exit: self.on_exit,
             daemon_set,
@@ -169,18 +155,6 @@ impl AgentArguments {
         Ok(Some(PluginToken::start(account, plugin, metrics.clone())))
     }
 
-    fn own_daemon_set(&self, shared: &OnceCell<Api>) -> Result<Option<DaemonSet>> {
-        let Some(name) = self.daemon_set.as_ref().filter(|_| self.on_exit == OnExit::Auto) else { return Ok(None) };
-        let account = self.account(shared, "--daemon-set")?;
-        Ok(Some(DaemonSet::new(account, self.own_object("--daemon-set", name)?)))
-    }
-
-    /// Returns the owner of the installation: the DaemonSet as NAMESPACE/NAME.
-    fn owner(&self) -> Result<Option<String>> {
-        let object = self.daemon_set.as_ref().map(|name| self.own_object("--daemon-set", name)).transpose()?;
-        Ok(object.map(|object| object.to_string()))
-    }
-
     /// Returns a reference to an object in the namespace of the agent's pods.
     fn own_object(&self, flag: &str, name: &str) -> Result<ObjectRef> {
         let namespace = agent_namespace()
@@ -201,16 +175,12 @@ impl AgentArguments {
     }
 
     fn services(&self, shared: &OnceCell<Api>) -> Option<Services> {
-        let node_name = self.node_name();
-        if let (None, Some(taint)) = (&node_name, &self.taint) {
-            tracing::warn!("--taint {taint}: the agent sets no taint: unknown node name; add --node-name NAME");
-        }
-        if let (None, Some(path)) = (&node_name, &self.nri_socket) {
-            tracing::warn!(
-                "--nri-socket {path}: containers can't be excluded: unknown node name; add --node-name NAME"
-            );
-        }
-        let node_name = node_name?;
+        let Some(node_name) = self.node_name() else {
+            if self.taint.is_some() || self.nri_socket.is_some() {
+                tracing::warn!("--taint, --nri-socket: no effect: unknown node name; add --node-name NAME");
+            }
+            return None;
+        };
         let account = self.account(shared, "pods are not watched").inspect_err(|why| tracing::warn!("{why}"));
         Some(Services {
             node_name,

@@ -14,12 +14,8 @@ Examples:
   kubectl exec -n kube-system detour-agent-x7k2p -- /detour audit --root /host
         run in the agent's pod on the node
 
-The numbers are those of the rules' counters since ADD or the last repair. Most rules count only the
-first packet of each connection. To see what requests an exclusion, use detour explain.
-
-The command changes nothing. It requires root, and credentials that can list pods and namespaces:
-the service account of the agent's pod has these permissions, the plugin's own kubeconfig does not.
-With your own kubeconfig, use kubectl detour audit.
+The command changes nothing. It requires root, and the service account of the agent's pod: the
+plugin's own kubeconfig can't list pods. With your own kubeconfig, use kubectl detour audit.
 
 Exit codes: 0 all pods are redirected by the desired rules, apart from exclusions, 1 a pod bypasses
 the mesh entirely, has other rules than desired, has a rule of another program before the desired

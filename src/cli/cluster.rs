@@ -3,13 +3,13 @@
 use super::kubectl::Kubectl;
 use super::output::CommandError;
 use clap::Args;
-use detour_cni::agent::install::{HostPath, HostRoot, InstalledText, InstalledTexts, NodeFiles, state_path};
+use detour_cni::agent::install::{HostPath, HostRoot, InstalledTexts, NodeFiles, state_path};
 use detour_cni::cluster::{self, Api, Cluster};
 use detour_cni::cni::{
     CniCommand, Code, Error, Kubernetes, NODE_CONFIGURATION, NetConf, OWN_TYPES, is_configuration_file,
 };
 use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, NO_CREDENTIALS, Subject, socket_lb};
-use detour_cni::plugin::node;
+use detour_cni::plugin::node::{self, InstalledText};
 use detour_cni::pod::{Facts, Pod, PodRef};
 use detour_cni::trusted_file;
 use std::fmt::Display;
@@ -102,16 +102,14 @@ impl ClusterArguments {
         }
     }
 
-    /// Reads a pod whose configuration is not used; `--config` can name the source of facts. Returns also the namespace of
-    /// the agent's pods, if a configuration names it.
+    /// Reads a pod whose configuration is not used; `--config` can name the source of facts.
     ///
     /// # Errors
     /// As [`Self::subject`].
-    pub(super) fn pod(&self, pod: &str, root: &Path) -> Result<(Pod, Option<String>), CommandError> {
+    pub(super) fn pod(&self, pod: &str, root: &Path) -> Result<Pod, CommandError> {
         let first = self.configurations(root)?.into_iter().next().map(|applied| applied.conf);
         let pod = named_pod(self.namespace.as_deref(), pod)?;
-        let facts = source(first.as_ref(), root)?.facts(&pod, true)?;
-        Ok((facts.pod, first.and_then(|conf| conf.kubernetes.agent_namespace)))
+        Ok(source(first.as_ref(), root)?.facts(&pod, true)?.pod)
     }
 }
 
@@ -216,10 +214,7 @@ fn installed_on_node(
             let reached = HostPath::new(NODE_CONFIGURATION).and_then(|path| HostRoot::new(root).reach(&path).ok());
             let node = reached.map(|path| node::read(NODE_CONFIGURATION, &path)).transpose()?.flatten();
             let node = node.as_ref().map(|(node, _)| node);
-            let applied = texts.iter().map(|InstalledText { path, text, for_every_pod, .. }| {
-                AppliedConf::installed(&path.to_string(), text, *for_every_pod, node)
-            });
-            let applied = applied.collect::<Result<Vec<_>, _>>()?;
+            let applied = texts.iter().map(|text| AppliedConf::installed(text, node)).collect::<Result<Vec<_>, _>>()?;
             let mut subject = Subject::given(&applied, facts, Some(cluster))?;
             subject.origin.reason = reason;
             // The command runs on the pod's node.

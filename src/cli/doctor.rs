@@ -2,11 +2,11 @@
 
 use super::cluster::{NodeArguments, host_name, named_pod};
 use super::output::{CommandError, CommandOutput, OutputArguments};
-use clap::{ArgAction, Args};
-use detour_cni::agent::install::{FileRecord, InstallRecord, Platform, Role, changed, state_path};
+use clap::Args;
+use detour_cni::agent::install::{FileRecord, InstallRecord, Platform, Role, changed};
 use detour_cni::host_path::HostPath;
-use detour_cni::inspect::doctor::{CheckTarget, Installation, MultusChain, OwnList, examine};
-use std::fmt::Display;
+use detour_cni::inspect::doctor::{CheckTarget, OwnList, examine};
+use std::collections::BTreeSet;
 use std::fs;
 
 const EXAMPLES: &str = "\
@@ -17,13 +17,9 @@ Examples:
         also check the pod: from its annotations to its rules in the kernel
   detour doctor -n shop web-0 --probe
         also send packets from the pod's network namespace to unused addresses
-  kubectl exec -n kube-system detour-agent-x7k2p -- /detour doctor --root /host -n shop web-0
-        run in the agent's pod on the node
 
-If the pod is on another node, the output contains the command to run there. The command changes
-nothing. The kernel and pod checks require root; the agent's container can run all checks while the
-agent repairs pods, except those that read log files and the journal. With your own kubeconfig, use
-kubectl detour.
+For a pod on another node, the output contains the command to run. The command changes nothing, and
+requires root. With your own kubeconfig, use kubectl detour.
 
 Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
 
@@ -60,12 +56,6 @@ pub(super) struct TargetArguments {
     /// Platform of the node [default: from the installation record, or detected]
     #[arg(long, value_name = "NAME", value_parser = Platform::named)]
     platform: Option<&'static Platform>,
-    /// Whether the plugin is part of the cluster network's configuration list [default: from the installation record, or from the platform]
-    #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
-    chained: Option<bool>,
-    /// Directory on the node from which the runtime, or Multus, runs plugins [default: from the installation record, or from the platform]
-    #[arg(long, value_name = "DIR")]
-    bin_dir: Option<HostPath>,
     /// Name of the Node object [default: $NODE_NAME, or the host name]
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
@@ -97,8 +87,8 @@ impl TargetArguments {
     pub(super) fn read(&self) -> Result<CheckTarget, CommandError> {
         let node = self.place.node()?;
         if let Some(path) = &self.conf {
-            let missing = |why: &dyn Display| CommandError::Usage(format!("--config {path}: {why}"));
-            fs::metadata(node.reach(path).map_err(|why| missing(&why))?).map_err(|why| missing(&why))?;
+            let reached = node.reach(path).map_err(|why| CommandError::Usage(format!("--config {path}: {why}")))?;
+            fs::metadata(reached).map_err(|why| CommandError::Usage(format!("--config {path}: {why}")))?;
         }
         let found = node.look(None);
         let none = InstallRecord::default();
@@ -107,60 +97,42 @@ impl TargetArguments {
         let recorded = record.platform.as_deref().and_then(|name| Platform::named(name).ok());
         let platform = self.platform.or(recorded).unwrap_or_else(|| Platform::detect(|path| node.has(path)));
         let programs: Vec<HostPath> = record.with_role(Role::Program).map(|(path, _)| path.clone()).collect();
-        let listed = record.files.iter().filter_map(|(path, file)| Some((path, file.plugin.as_ref()?)));
-        let first = |mut given: Vec<HostPath>, default: &str| {
-            given.extend(HostPath::new(default).filter(|_| given.is_empty()));
-            given
-        };
-        let of_programs = || directories(record, &[Role::Program]);
-        // That of the cluster network comes first.
-        let of_configurations = || directories(record, &[Role::Entry, Role::OwnList, Role::Configuration]);
-        let mut confs =
-            first(self.conf.clone().map_or_else(of_configurations, |conf| vec![conf]), platform.conf_dir).into_iter();
-        let conf = confs.next().unwrap_or_else(|| state_path(""));
-        let chain = |directory: &HostPath| MultusChain {
-            directory: directory.clone(),
-            own_files: record.files.keys().filter(|path| path.parent() == *directory).cloned().collect(),
-            invalid_files: node.invalid_chain_files(directory).unwrap_or_else(|why| vec![why.to_string()]),
-        };
+        let mut bin_dirs: BTreeSet<HostPath> = programs.iter().map(HostPath::parent).collect();
+        bin_dirs.extend(HostPath::new(platform.bin_dir).filter(|_| programs.is_empty()));
+        // The directory of the cluster network comes first.
+        let of_role = |role| record.with_role(role).next().map(|(path, _)| path.parent());
+        let recorded = || [Role::Entry, Role::OwnList, Role::Configuration].into_iter().find_map(of_role);
+        let conf = self.conf.clone().or_else(recorded).or_else(|| HostPath::new(platform.conf_dir));
+        let installed = node.installed_texts().ok().filter(|_| self.conf.is_none()).unwrap_or_default().texts;
         let own_list = |(path, file): (&HostPath, &FileRecord)| {
             let (source, kind) = file.source.clone().zip(file.plugin.clone())?;
             Some((path.clone(), OwnList { source, kind }))
         };
+        let multus_chain = record.multus_chain.as_ref().map(|directory| {
+            let invalid = node.invalid_chain_files(directory);
+            (directory.clone(), invalid.unwrap_or_else(|why| vec![why.to_string()]))
+        });
+        let root = self.place.root()?;
         Ok(CheckTarget {
-            mount: self.place.root()?.to_owned(),
-            node_name: self.node_name.clone().or_else(|| host_name(self.place.root().ok()?)),
+            mount: root.to_owned(),
+            node_name: self.node_name.clone().or_else(|| host_name(root)),
             platform: platform.name.to_owned(),
-            chained: self.chained.unwrap_or(match record.is_empty() {
+            chained: match record.is_empty() {
                 true => platform.chained,
-                false => listed.clone().next().is_some(),
-            }),
-            bin_dirs: first(self.bin_dir.clone().map_or_else(of_programs, |dir| vec![dir]), platform.bin_dir),
-            conf,
-            other_conf_dirs: confs.collect(),
-            installation: Installation {
-                programs,
-                listed_types: listed.map(|(path, kind)| (path.clone(), kind.clone())).collect(),
-                own_lists: record.with_role(Role::OwnList).filter_map(own_list).collect(),
-                multus_chain: record.multus_chain.as_ref().map(chain),
-                changed: match &found {
-                    Ok(found) => Ok((!found.record.is_empty()).then(|| changed(found))),
-                    Err(why) => Err(why.to_string()),
-                },
+                false => record.files.values().any(|file| file.plugin.is_some()),
+            },
+            bin_dirs,
+            conf: conf.unwrap_or_else(HostPath::root),
+            programs,
+            installed,
+            own_lists: record.with_role(Role::OwnList).filter_map(own_list).collect(),
+            multus_chain,
+            changed: match &found {
+                Ok(found) => Ok((!found.record.is_empty()).then(|| changed(found))),
+                Err(why) => Err(why.to_string()),
             },
             pod: None,
             probe: false,
         })
     }
-}
-
-/// Returns the directories of the files with these roles, each once.
-fn directories(record: &InstallRecord, roles: &[Role]) -> Vec<HostPath> {
-    let mut directories: Vec<HostPath> = Vec::new();
-    for directory in roles.iter().flat_map(|role| record.with_role(*role)).map(|(path, _)| path.parent()) {
-        if !directories.contains(&directory) {
-            directories.push(directory);
-        }
-    }
-    directories
 }

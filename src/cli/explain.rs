@@ -7,7 +7,7 @@ use super::subject::SubjectArguments;
 use clap::Args;
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{RuleFormat, Ruleset, native, restore_text};
-use detour_cni::inspect::{Explained, Explanations, Subject, explained, picture};
+use detour_cni::inspect::{Explained, Explanations, explained, picture};
 use detour_cni::policy::Ipv6;
 use detour_cni::printable::Text;
 use std::process::ExitCode;
@@ -24,9 +24,8 @@ Examples:
 
 --rules and --format require exactly one pod. Only --rules nft has the exclusions, which are native.
 
-For a pod of the cluster, the configuration is the one that is installed on the pod's node. If the
-command runs elsewhere, it uses the built-in defaults: use kubectl detour explain, which runs on the
-pod's node. The command changes nothing. With -f, it needs neither root nor a cluster.
+For a pod of the cluster, use kubectl detour explain: it runs on the pod's node, with its configuration.
+The command changes nothing. With -f, it needs neither root nor a cluster.
 
 Exit codes: 0 success, 1 an ADD of this pod would fail, 2 invalid arguments or input.";
 
@@ -57,54 +56,45 @@ pub(super) struct ExplainArguments {
 pub(super) fn run(arguments: &ExplainArguments) -> Result<CommandOutput, CommandError> {
     let needs_one = arguments.rules.is_some() || arguments.format.is_some();
     let subjects = arguments.subject.read_all(arguments.place.root()?, needs_one)?;
-    if let [one] = &subjects[..] {
-        return arguments.explain_one(one);
+    let of = |subject| {
+        let mut explained = explained(subject);
+        explained.explanation.all = arguments.all;
+        explained
+    };
+    if let [subject] = &subjects[..] {
+        let explained = of(subject);
+        let add_fails = &explained.explanation.add_fails;
+        let text = match (arguments.rules, &arguments.format) {
+            (Some(format), _) => rules(&explained, format),
+            (None, Some(_)) => picture(subject, &explained),
+            (None, None) => return arguments.output.render_verdict(&explained.explanation, add_fails.is_none()),
+        };
+        let code = match add_fails {
+            Some(cause) => {
+                print_error(format_args!("pod {}: an ADD fails: {cause}", subject.name()), ExitCode::FAILURE)
+            }
+            None => ExitCode::SUCCESS,
+        };
+        return Ok(CommandOutput { text: Text::lines(&text), code });
     }
-    let explanations: Vec<_> = subjects.iter().map(|subject| arguments.explain(subject).explanation).collect();
+    let explanations: Vec<_> = subjects.iter().map(|subject| of(subject).explanation).collect();
     let fine = explanations.iter().all(|one| one.add_fails.is_none());
     arguments.output.render_verdict(&Explanations(explanations), fine)
 }
 
-impl ExplainArguments {
-    fn explain(&self, subject: &Subject) -> Explained {
-        let mut explained = explained(subject);
-        explained.explanation.all = self.all;
-        explained
+/// Returns the rules as text, and prints a note about those that the text does not have.
+fn rules(Explained { explanation, policy }: &Explained, format: RuleFormat) -> String {
+    let ipv6 = policy.redirect().map(|redirect| redirect.ipv6);
+    let rules = Ruleset::of(policy, if ipv6 == Some(Ipv6::Off) { &[Family::Ip] } else { &Family::ALL });
+    let pod = &explanation.pod;
+    if policy.is_empty() {
+        print_error(format_args!("pod {pod}: no rules: {}", explanation.decision), ExitCode::SUCCESS);
+    } else if format == RuleFormat::Iptables && rules.excluded.is_some() {
+        let what = "iptables shows only the redirection: exclusions are native nftables rules; use --rules nft";
+        print_error(format_args!("pod {pod}: {what}"), ExitCode::SUCCESS);
     }
-
-    fn explain_one(&self, subject: &Subject) -> Result<CommandOutput, CommandError> {
-        let explained = self.explain(subject);
-        let output = self.render(subject, &explained)?;
-        let Some(cause) = &explained.explanation.add_fails else { return Ok(output) };
-        if self.rules.is_some() || self.format.is_some() {
-            print_error(format_args!("pod {}: an ADD fails: {cause}", subject.name()), ExitCode::FAILURE);
-        }
-        Ok(CommandOutput { code: ExitCode::FAILURE, ..output })
-    }
-
-    fn render(&self, subject: &Subject, explained: &Explained) -> Result<CommandOutput, CommandError> {
-        match (self.rules, &self.format) {
-            (Some(format), _) => {
-                let ipv6 = explained.policy.redirect().map(|redirect| redirect.ipv6);
-                let families = if ipv6 == Some(Ipv6::Off) { &[Family::Ip][..] } else { &Family::ALL };
-                if explained.policy.is_empty() {
-                    let decision = &explained.explanation.decision;
-                    print_error(format_args!("pod {}: no rules: {decision}", subject.name()), ExitCode::SUCCESS);
-                }
-                let rules = Ruleset::of(&explained.policy, families);
-                if format == RuleFormat::Iptables && rules.excluded.is_some() {
-                    let what =
-                        "iptables shows only the redirection: exclusions are native nftables rules; use --rules nft";
-                    print_error(format_args!("pod {}: {what}", subject.name()), ExitCode::SUCCESS);
-                }
-                let text = match format {
-                    RuleFormat::Iptables => restore_text(&rules),
-                    RuleFormat::Nftables => native::text(&RuleFormat::Nftables.native(&rules)),
-                };
-                Ok(CommandOutput::success(Text::lines(&text)))
-            }
-            (None, Some(_)) => Ok(CommandOutput::success(Text::lines(&picture(subject, explained)))),
-            (None, None) => self.output.render(&explained.explanation),
-        }
+    match format {
+        RuleFormat::Iptables => restore_text(&rules),
+        RuleFormat::Nftables => native::text(&RuleFormat::Nftables.native(&rules)),
     }
 }

@@ -172,7 +172,7 @@ struct CompletionArguments {
 fn run_completion(arguments: &CompletionArguments) -> Result<CommandOutput, CommandError> {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut Cli::command(), "detour", &mut script);
-    Ok(CommandOutput::success(Text::lines(&String::from_utf8_lossy(&script))))
+    Ok(CommandOutput { text: Text::lines(&String::from_utf8_lossy(&script)), code: ExitCode::SUCCESS })
 }
 
 const VERSION_EXAMPLES: &str = "\

@@ -19,12 +19,6 @@ pub(super) struct CommandOutput {
     pub(super) code: ExitCode,
 }
 
-impl CommandOutput {
-    pub(super) const fn success(text: Text) -> Self {
-        Self { text, code: ExitCode::SUCCESS }
-    }
-}
-
 /// Why a command failed; decides the exit code.
 #[derive(Debug)]
 pub(super) enum CommandError {
@@ -82,7 +76,7 @@ impl OutputArguments {
     /// # Errors
     /// The report can't be serialized.
     pub(super) fn render<R: Serialize + TextReport>(self, report: &R) -> Result<CommandOutput, CommandError> {
-        Ok(CommandOutput::success(render(report, self.output, screen())?))
+        self.render_verdict(report, true)
     }
 
     /// Renders the report; the exit code is 1 unless it is `fine`.
@@ -94,7 +88,7 @@ impl OutputArguments {
         R: Serialize + TextReport,
     {
         let code = if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-        Ok(CommandOutput { code, ..self.render(report)? })
+        Ok(CommandOutput { text: render(report, self.output, screen())?, code })
     }
 
     /// Renders an error for programs that read JSON or YAML; `None` for a table.

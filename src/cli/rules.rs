@@ -15,9 +15,8 @@ Examples:
         use a container ID from crictl ps
   kubectl exec -n kube-system detour-agent-x7k2p -- /detour rules --root /host -n shop web-0
 
-The command finds the network namespace of a pod or container on this node: in the CNI results that
-the runtime caches, and in the control groups of processes. For a pod on another node, it prints the
-command to run there. It requires root, but neither iptables nor nft.
+For a pod on another node, the command prints the command to run there. It requires root, but
+neither iptables nor nft.
 
 Exit codes: 0 rules as desired or no saved state, 1 different or unreadable rules, 2 invalid
 arguments or input.";

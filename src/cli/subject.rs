@@ -56,16 +56,15 @@ impl SubjectArguments {
     ///
     /// # Errors
     /// As [`ClusterArguments::pod`].
-    pub(super) fn live_pod(&self, root: &Path) -> Result<(Pod, Option<String>), CommandError> {
+    pub(super) fn live_pod(&self, root: &Path) -> Result<Pod, CommandError> {
         let pod =
             self.pod.as_deref().ok_or_else(|| CommandError::Usage("expected a pod: -n NAMESPACE POD".to_owned()))?;
         self.cluster.pod(pod, root)
     }
 
-    /// Reads the pod with kubectl, if that can be used.
-    pub(super) fn read_with(&mut self, kubectl: Result<Kubectl, CommandError>) -> Result<(), CommandError> {
-        self.cluster.kubectl = Some(kubectl?);
-        Ok(())
+    /// Reads the pod with kubectl.
+    pub(super) fn read_with(&mut self, kubectl: Kubectl) {
+        self.cluster.kubectl = Some(kubectl);
     }
 
     /// Reads exactly one pod. The node's file system is mounted at `root`.
@@ -215,7 +214,7 @@ impl NetnsArguments {
     /// The namespace is not on this node (if the pod's node is known, with the command to run there) or can't be read.
     pub(super) fn read(
         &self,
-        pod: Option<&(Pod, Option<String>)>,
+        pod: Option<&Pod>,
         netns: Option<&Path>,
         command: &str,
     ) -> Result<NetnsRules, CommandError> {
@@ -251,25 +250,19 @@ impl NetnsArguments {
     }
 }
 
-fn find_pod(root: &Path, (pod, agent_namespace): &(Pod, Option<String>), command: &str) -> Result<FoundNetns, Error> {
+fn find_pod(root: &Path, pod: &Pod, command: &str) -> Result<FoundNetns, Error> {
     let name = format!("{}/{}", pod.namespace, pod.name);
     let failed = |why: &str| Error::new(Code::InvalidNetns, format!("pod {name}: {why}"));
     if pod.host_network {
         return Err(failed("no rules: the pod uses its node's network (spec.hostNetwork)"));
     }
     let uid = pod.uid_on_node().ok_or_else(|| failed("can't find the pod on its node: metadata.uid is missing"))?;
-    let hint = || {
-        // The UID of a static pod is an annotation, which may have that of another pod.
-        let selector =
-            if pod.is_mirror() { format!("-n {} {}", pod.namespace, pod.name) } else { format!("--pod-uid {uid}") };
-        node_hint(pod, agent_namespace.as_deref(), &format!("{command} {selector}"))
-    };
     let error = match of_pod(root, pod) {
         Ok(Some(found)) => return Ok(found),
         Ok(None) => not_found(&format!("pod {name} ({uid})")),
         Err(error) => error,
     };
-    Err(Error { msg: format!("{}; {}", error.msg, hint()), ..error })
+    Err(Error { msg: format!("{}; {}", error.msg, node_hint(pod, command)), ..error })
 }
 
 /// Returns whether the argument is a name in /run/netns, as `ip netns` uses it, rather than a path.

@@ -17,10 +17,8 @@ Examples:
   detour trace --live -n shop web-0 --from container=vault-agent-init --to 10.88.0.2:8200/tcp
         also show whether, and until when, the container bypasses the sidecar
 
-The packet arrives at one of: sidecar:PORT, ztunnel:PORT (ambient mesh), direct (it keeps its
-destination), dropped, rejected (by the guard), redirected:PORT (a rule outside of Istio's chains
-redirects it), or unknown (only rules that trace does not evaluate decide). Live rules require root
-on the pod's node.
+The packet arrives at sidecar:PORT, ztunnel:PORT (ambient mesh), direct, dropped, rejected (by the
+guard), redirected:PORT (by another tool) or unknown. Live rules require root on the pod's node.
 
 Exit codes: 0 success, 1 an ADD of this pod would fail or unreadable rules, 2 invalid arguments or
 input.";
@@ -77,9 +75,9 @@ pub(super) fn run(arguments: &TraceArguments) -> Result<CommandOutput, CommandEr
     let report = match is_live {
         true => {
             let pod = if arguments.live { Some(arguments.subject.live_pod(root)?) } else { None };
-            let from = resolve(pod.as_ref().map(|(pod, _)| pod))?;
+            let from = resolve(pod.as_ref())?;
             let name = container.map(|name| format!("container={name},")).unwrap_or_default();
-            let command = format!("trace --from '{name}{from}' --to '{}/{}'", to.address, to.protocol);
+            let command = format!("trace --live --from '{name}{from}' --to '{}/{}'", to.address, to.protocol);
             let read = arguments.namespace.read(pod.as_ref(), arguments.netns.as_deref(), &command)?;
             let interface = match &arguments.interface {
                 Some(interface) => interface.clone(),

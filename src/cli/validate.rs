@@ -17,9 +17,7 @@ Examples:
         check the chart's ConfigMap and the NetworkAttachmentDefinitions
 
 The plugin reads only JSON; manifests can also be YAML. The command changes nothing, and needs
-neither root nor a cluster. On a node, its node configuration applies. The command does not resolve
-group names. It searches executables in --bin-dir and in kubernetes.cni_bin_dir of the
-configuration, if these directories exist.
+neither root nor a cluster. On a node, its node configuration applies.
 
 Exit codes: 0 valid, 1 the plugin would reject the file, 2 invalid arguments or input.";
 
@@ -33,7 +31,7 @@ pub(super) struct ValidateArguments {
     /// File to check; - is stdin
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Directory with executables of the sub-plugin chain; may be repeated
+    /// Directory with executables of the sub-plugin chain, beside kubernetes.cni_bin_dir; may be repeated
     #[arg(long = "bin-dir", value_name = "DIR")]
     bin_dirs: Vec<PathBuf>,
     #[command(flatten)]

@@ -2,7 +2,7 @@
 //! may own the files, and without keys that run a program. kube's conversion to a [`Config`] is not used: it reads the
 //! proxy variables of the environment, which plugins inherit from the runtime.
 
-use super::resources::jwt_claims;
+use super::resources::TokenClaims;
 use super::yaml::{documents, typed};
 use crate::cni::{Code, Error};
 use crate::host_path::{HostPath, HostRoot};
@@ -16,7 +16,6 @@ use rustls::RootCertStore;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use secrecy::{ExposeSecret, SecretString};
-use serde_json::Value;
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -24,10 +23,10 @@ use std::time::Duration;
 
 /// The maximum size of a kubeconfig, and of a file of certificates: the system's bundle has 150 of them in 220 KiB.
 const MAX_FILE: u64 = 1 << 20;
-/// The maximum size of a token file: a token is part of a request's header, which servers limit.
-const MAX_TOKEN: u64 = 64 << 10;
 /// The beginning of a certificate in PEM text (RFC 7468, section 5.1).
 const BEGIN_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+/// The maximum size of a token file: a token is part of a request's header, which servers limit.
+const MAX_TOKEN: u64 = 64 << 10;
 
 /// The cluster and the user of a kubeconfig's current context. A context without a user is valid: its requests are
 /// anonymous.
@@ -96,16 +95,11 @@ impl<'a> Kubeconfig<'a> {
             config.read_timeout = Some(Duration::from_secs(300));
             config.reset_reader_on_write = true;
             // kube would accept no file with a certificate that can't be used.
-            let pem = trusted_file::read(Path::new(ca), MAX_FILE).unwrap_or_default();
-            let pem = String::from_utf8_lossy(&pem);
+            let pem =
+                String::from_utf8_lossy(&trusted_file::read(Path::new(ca), MAX_FILE).unwrap_or_default()).into_owned();
             let is_usable = certificates(&pem).len() == pem.matches(BEGIN_CERTIFICATE).count();
             config.root_cert_file = is_usable.then(|| ca.into());
-            // kube reads the file again, but accepts none with a line break at its end, which the kubelet does not write.
-            let token =
-                self.user.token_file.as_ref().and_then(|file| trusted_file::read(Path::new(file), MAX_TOKEN).ok());
-            if token.is_some_and(|token| token == token.trim_ascii()) {
-                config.auth_info = self.user.clone();
-            }
+            config.auth_info = self.user.clone();
         }
         Ok(config)
     }
@@ -201,16 +195,20 @@ impl<'a> Kubeconfig<'a> {
     /// `NewBearerAuthWithRefreshRoundTripper`).
     fn token(&self) -> Result<Option<String>, Error> {
         let Self { user, user_location: location, .. } = self;
-        let file = non_empty(&user.token_file).map(|file| location.read("tokenFile", file, MAX_TOKEN));
         let embedded = user.token.as_ref().map(SecretString::expose_secret).filter(|token| !token.is_empty());
+        let file = non_empty(&user.token_file).map(|file| location.read("tokenFile", file, MAX_TOKEN));
         let (key, token) = match (file, embedded) {
             (Some(Ok(text)), _) => ("tokenFile", text),
             (_, Some(token)) => ("token", token.as_bytes().to_vec()),
             (Some(Err(error)), None) => return Err(error),
             (None, None) => return Ok(None),
         };
-        let invalid = || location.error(key, "invalid token: expected visible ASCII characters");
-        valid_token(&token).ok_or_else(invalid).map(Some)
+        // A file may end with a line break, which can't be part of a header.
+        let token = token.trim_ascii();
+        if token.is_empty() || !token.iter().all(u8::is_ascii_graphic) {
+            return Err(location.error(key, "invalid token: expected visible ASCII characters"));
+        }
+        Ok(Some(String::from_utf8_lossy(token).into_owned()))
     }
 }
 
@@ -250,7 +248,7 @@ impl KubeconfigSummary {
             (Some(_), None) => Some("a token".to_owned()),
             (None, _) => user.client_certificate_data.as_ref().map(|_| "a client certificate".to_owned()),
         };
-        let expires = token.as_deref().and_then(expiry);
+        let expires = token.as_deref().and_then(TokenClaims::of).and_then(|claims| claims.expires());
         Ok(Self { server, authority, credentials, token, expires })
     }
 }
@@ -319,13 +317,6 @@ pub(super) fn connects_to(config: &Config) -> (String, u16) {
     (url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned(), port)
 }
 
-/// Returns the token in a file, without the line break at its end, if it can be part of a header.
-fn valid_token(text: &[u8]) -> Option<String> {
-    let token = text.trim_ascii();
-    let is_valid = !token.is_empty() && token.iter().all(u8::is_ascii_graphic);
-    is_valid.then(|| String::from_utf8_lossy(token).into_owned())
-}
-
 /// Returns the DER of each certificate in PEM text that a client can use. Others are skipped, as in Go (`crypto/x509`,
 /// `AppendCertsFromPEM`), and other text is ignored.
 fn certificates(pem: &str) -> Vec<Vec<u8>> {
@@ -384,37 +375,9 @@ fn find<T: Default>(kind: &str, name: &str, mut entries: Vec<(String, Option<T>)
     }
 }
 
-/// Returns the claim `exp` of a JSON Web Token (RFC 7519, section 4.1.4), in seconds since 1970; `None` if the token
-/// is opaque or does not expire. The number may have a fraction; the cast saturates.
-fn expiry(token: &str) -> Option<i64> {
-    jwt_claims::<Value>(token)?["exp"].as_f64().map(|seconds| seconds as i64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scratch::Directory;
-    use std::fs;
-
-    /// As in a directory that was written by hand.
-    #[test]
-    fn a_token_file_of_an_account_may_end_with_a_line_break() {
-        let directory = Directory::new("account");
-        let path = directory.join("account");
-        fs::create_dir_all(&path).expect("made");
-        let params = rcgen::CertificateParams::new(["a".to_owned()]).expect("a name");
-        let ca = params.self_signed(&rcgen::KeyPair::generate().expect("a key")).expect("a certificate");
-        fs::write(path.join("ca.crt"), ca.pem()).expect("written");
-        for (text, is_read_again) in [("t", true), ("t\n", false)] {
-            fs::write(path.join("token"), text).expect("written");
-            let config = Kubeconfig::of_service_account("https://a", &path).config(true).expect("usable").auth_info;
-            assert_eq!(
-                (config.token_file.is_some(), config.token.is_some()),
-                (is_read_again, !is_read_again),
-                "{text:?}"
-            );
-        }
-    }
 
     #[test]
     fn certificates_are_found_between_other_text_and_broken_ones() {
@@ -428,14 +391,5 @@ mod tests {
         let text = format!("CN=a\n{}{broken}CN=b\r\n{}", one.pem(), other.pem().replace('\n', "\r\n"));
         assert_eq!(certificates(&text), [one.der().to_vec(), other.der().to_vec()]);
         assert!(certificates("nothing").is_empty() && certificates(&broken).is_empty());
-    }
-
-    #[test]
-    fn the_expiry_is_read_from_the_claims() {
-        // {"exp":1893456000,"aud":["??>"]}
-        assert_eq!(expiry("e30.eyJleHAiOjE4OTM0NTYwMDAsImF1ZCI6WyI_Pz4iXX0.c2ln"), Some(1_893_456_000));
-        for none in ["opaque", "e30.e30.c2ln", "a.b", "e30.%%.c", "e30.eyJleHAiOjF9.c.d"] {
-            assert_eq!(expiry(none), None, "{none}");
-        }
     }
 }

@@ -1,10 +1,10 @@
 //! Objects in manifests, which a user passes to a command, or which are in a directory for nodes without an API: YAML with
 //! one or more documents, JSON, lists. Pod templates of workloads count as pods.
 
-use super::fact_source::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
 use super::resources::{Definition, DefinitionQuery, Event, Lookup};
 use super::wire::{DEFAULT_NAMESPACE, DefinitionObject, NamespaceObject, PodObject};
 use super::yaml::{documents, typed};
+use super::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::trusted_file::{FileError, check, names_in, read_trusted};
@@ -79,10 +79,18 @@ pub struct Objects {
 /// The text is not YAML, or a Pod, a pod template, a Namespace or a definition in it is invalid.
 pub fn objects(place: &Path, text: &str, namespace: &str) -> Result<Objects, Error> {
     let mut objects = Objects::default();
-    match objects.add(place, text, namespace).into_iter().next() {
-        None => Ok(objects),
-        Some(error) => Err(error),
+    for mut object in documents(text).map_err(|error| manifest_error(place, error))? {
+        let item_kind = text_at(&object, "/kind").strip_suffix("List").map(str::to_owned);
+        match (item_kind, object.get_mut("items")) {
+            (Some(kind), Some(Value::Array(items))) => {
+                for item in items.drain(..) {
+                    objects.add(place, with_default(item, "kind", &kind), namespace)?;
+                }
+            }
+            _ => objects.add(place, object, namespace)?,
+        }
     }
+    Ok(objects)
 }
 
 impl Objects {
@@ -94,28 +102,7 @@ impl Objects {
         self.others.extend(other.others);
     }
 
-    /// Adds the objects in `text`; a list adds its items. Returns the errors of the others.
-    fn add(&mut self, place: &Path, text: &str, namespace: &str) -> Vec<Error> {
-        let mut errors = Vec::new();
-        let mut add = |object| errors.extend(self.add_object(place, object, namespace).err());
-        match documents(text) {
-            Err(error) => return vec![manifest_error(place, error)],
-            Ok(documents) => {
-                for mut object in documents {
-                    let item_kind = text_at(&object, "/kind").strip_suffix("List").map(str::to_owned);
-                    match (item_kind, object.get_mut("items")) {
-                        (Some(kind), Some(Value::Array(items))) => {
-                            items.drain(..).for_each(|item| add(with_default(item, "kind", &kind)));
-                        }
-                        _ => add(object),
-                    }
-                }
-            }
-        }
-        errors
-    }
-
-    fn add_object(&mut self, place: &Path, mut object: Value, namespace: &str) -> Result<(), Error> {
+    fn add(&mut self, place: &Path, mut object: Value, namespace: &str) -> Result<(), Error> {
         let [kind, version, name, own_namespace] =
             ["/kind", "/apiVersion", "/metadata/name", "/metadata/namespace"].map(|at| text_at(&object, at).to_owned());
         let title = match (&*kind, &*own_namespace) {
@@ -153,6 +140,12 @@ impl Definitions for Objects {
 }
 
 impl Objects {
+    /// Returns a namespace. One without a manifest has no annotations, because many directories contain only pods.
+    fn namespace(&self, name: &str) -> Namespace {
+        let found = self.namespaces.iter().find(|namespace| namespace.name == *name).cloned();
+        found.unwrap_or_else(|| Namespace { name: name.to_owned(), ..Namespace::default() })
+    }
+
     fn definition(&self, DefinitionQuery { object, .. }: &DefinitionQuery) -> Option<Definition> {
         self.definitions.iter().find(|definition| definition.object == *object).cloned()
     }
@@ -205,38 +198,28 @@ pub(super) struct Manifests {
 
 impl Cluster for Manifests {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        let found = self.read().and_then(|found| {
-            let pod = match self.pod(&found.objects, wanted) {
-                Err(error) => found.or_broken(format!("the pod: {}", error.msg), Err(error))?,
-                Ok(pod) => pod,
-            };
-            let namespace = with_namespace.then(|| found.namespace(wanted)).transpose()?;
-            found.broken.iter().for_each(|error| tracing::warn!("{error}"));
-            Ok(Facts { pod, namespace })
+        let found = self.read().and_then(|objects| {
+            let pod = self.pod(&objects, wanted)?;
+            Ok(Facts { pod, namespace: with_namespace.then(|| objects.namespace(&wanted.namespace)) })
         });
         found.map_err(|error| with_pod(wanted, error))
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        self.read().and_then(|found| found.namespace(wanted)).map_err(|error| with_pod(wanted, error))
+        let objects = self.read().map_err(|error| with_pod(wanted, error))?;
+        Ok(objects.namespace(&wanted.namespace))
     }
 
     fn probe(&self) -> Result<(), Error> {
-        self.read().map(|_| ())
+        self.read().map(drop)
     }
 }
 
 impl Definitions for Manifests {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        let found = self.read()?;
-        let look_up = |query: &DefinitionQuery| match found.objects.definition(query) {
-            Some(definition) => Ok(Lookup::Found(definition)),
-            None => {
-                let missing = Lookup::Missing(format!("no manifest in {} ({PATTERNS})", self.dir.display()));
-                found.or_broken(format!("NetworkAttachmentDefinition {}", query.object), Ok(missing))
-            }
-        };
-        wanted.iter().map(look_up).collect()
+        let objects = self.read()?;
+        let missing = || Lookup::Missing(format!("no manifest in {} ({PATTERNS})", self.dir.display()));
+        Ok(wanted.iter().map(|query| objects.definition(query).map_or_else(missing, Lookup::Found)).collect())
     }
 }
 
@@ -244,48 +227,15 @@ impl Reports for Manifests {
     /// Logs the report: manifests are not changed.
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
         let Pod { namespace, name, .. } = pod;
-        if let Some(status) = status {
-            tracing::info!("pod {namespace}/{name}: network status, not written to the manifests: {status}");
-        }
-        for Event { reason, message, .. } in events {
-            tracing::info!("pod {namespace}/{name}: Event, not written to the manifests: {reason}: {message}");
-        }
+        tracing::info!(status, ?events, "pod {namespace}/{name}: report not written to the manifests");
         Ok(())
     }
 }
 
-/// The objects in the files of a directory, in the order of the names, and the errors of the others.
-#[derive(Default)]
-struct Found {
-    objects: Objects,
-    broken: Vec<Error>,
-}
-
-impl Found {
-    /// Returns the outcome for an object that was not found, or the error of a file that may contain it.
-    fn or_broken<T>(&self, object: String, outcome: Result<T, Error>) -> Result<T, Error> {
-        match self.broken.first() {
-            Some(error) => Err(error.clone().with_details(format!("it may contain {object}"))),
-            None => outcome,
-        }
-    }
-
-    /// Returns the pod's namespace. One without a manifest has no annotations, because many directories contain only
-    /// pods.
-    fn namespace(&self, PodRef { namespace: name, .. }: &PodRef) -> Result<Namespace, Error> {
-        match self.objects.namespaces.iter().find(|namespace| namespace.name == *name) {
-            Some(namespace) => Ok(namespace.clone()),
-            None => {
-                let bare = Namespace { name: name.clone(), ..Namespace::default() };
-                self.or_broken(format!("Namespace {name}"), Ok(bare))
-            }
-        }
-    }
-}
-
 impl Manifests {
-    /// Returns all objects, and the errors of files and objects that can't be read.
-    fn read(&self) -> Result<Found, Error> {
+    /// Returns all objects. A file that can't be read is an error for all pods, because it may contain the object that
+    /// decides about one.
+    fn read(&self) -> Result<Objects, Error> {
         let invalid = |what: &str| {
             Error::new(Code::InvalidConfig, format!("kubernetes.manifests_dir: {} {what}", self.dir.display()))
         };
@@ -295,16 +245,13 @@ impl Manifests {
             FileError::Io(error) => failed(error),
             refused => invalid(&format!("is not used: {refused}")),
         });
-        let mut found = Found::default();
+        let mut found = Objects::default();
         for name in names_in(&trusted?).map_err(failed)? {
             let path = self.dir.join(name);
-            if !path.extension().is_some_and(|found| EXTENSIONS.iter().any(|extension| found == *extension)) {
-                continue;
-            }
-            match read_trusted(&path, MAX_FILE).map(String::from_utf8) {
-                Ok(Ok(text)) => found.broken.extend(found.objects.add(&path, &text, DEFAULT_NAMESPACE)),
-                Ok(Err(_)) => found.broken.push(manifest_error(&path, "expected UTF-8")),
-                Err(error) => found.broken.push(manifest_error(&path, error)),
+            if path.extension().is_some_and(|found| EXTENSIONS.iter().any(|extension| found == *extension)) {
+                let text = read_trusted(&path, MAX_FILE).map_err(|error| manifest_error(&path, error))?;
+                let text = String::from_utf8(text).map_err(|_| manifest_error(&path, "expected UTF-8"))?;
+                found.extend(objects(&path, &text, DEFAULT_NAMESPACE)?);
             }
         }
         Ok(found)

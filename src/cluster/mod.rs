@@ -3,19 +3,18 @@
 //! [`source`] selects one of three sources behind the trait [`Cluster`]: the node's agent, the API server, or a
 //! directory of manifests.
 
-use crate::cni;
+use crate::cni::{self, Error};
+use crate::pod::{Facts, Namespace, Pod, PodRef};
 pub use api::Api;
 pub(crate) use api::{Collection, Failure, Kind};
-pub use fact_source::{Cluster, Definitions, Reports};
 pub use kubeconfig::KubeconfigSummary;
 pub use manifests::{Given, Objects, objects};
 pub use resources::{Definition, DefinitionQuery, Event, Lookup, NodeTaints, ObjectRef};
-pub use resources::{Permission, ReportedEvent, ScheduledPod, Token, Workload};
+pub use resources::{Permission, ScheduledPod, Token, Workload};
 use std::path::Path;
 
 pub mod agent;
 mod api;
-mod fact_source;
 mod kubeconfig;
 mod manifests;
 mod resources;
@@ -59,4 +58,58 @@ fn source_or(conf: &cni::Kubernetes, fallback: impl FnOnce() -> Option<Api>) -> 
         Some(socket) => Some(Box::new(agent::AgentClient::new(socket.clone(), api, conf.timeout))),
         None => Some(Box::new(api?)),
     }
+}
+
+/// A source of facts about pods and namespaces, which also takes the reports of calls.
+pub trait Cluster: Definitions + Reports {
+    /// Returns the pod `wanted`, if its UID matches, and its namespace if `with_namespace`.
+    ///
+    /// # Errors
+    /// The facts are unavailable within the configured timeout. The CNI error names the pod, what was looked up
+    /// where, and the next step.
+    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error>;
+
+    /// Returns the namespace of the pod `wanted`.
+    ///
+    /// # Errors
+    /// As [`Self::facts`].
+    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error>;
+
+    /// Checks with one request whether the source can answer now.
+    ///
+    /// # Errors
+    /// The reason why it can't.
+    fn probe(&self) -> Result<(), Error>;
+}
+
+/// A source of NetworkAttachmentDefinitions.
+pub trait Definitions {
+    /// Looks up definitions concurrently and returns the results in the order of `wanted`. A definition that is
+    /// `awaited` and not found is retried for two seconds, like a pod.
+    ///
+    /// # Errors
+    /// The source is unavailable within the configured timeout.
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error>;
+}
+
+/// A destination of reports about a pod.
+pub trait Reports {
+    /// Reports the result of a call: sets the pod's annotation `k8s.v1.cni.cncf.io/network-status` to `status`, unless
+    /// that is `None` or the pod was replaced (`pod.uid`), and records the events. All requests run concurrently and
+    /// take two seconds at most.
+    ///
+    /// # Errors
+    /// The requests that failed. Callers continue: the pod does not depend on the report.
+    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error>;
+}
+
+/// Describes how the UID of the pod that was found differs from the requested one.
+fn uid_mismatch(found: &Pod, wanted: &PodRef) -> String {
+    let (found, wanted) = (found.uid.as_deref().unwrap_or_default(), wanted.uid.as_deref().unwrap_or_default());
+    format!("UID mismatch: expected {wanted}, got {found}")
+}
+
+/// Returns the error with the pod's name in its message, once.
+fn with_pod(PodRef { namespace, name, .. }: &PodRef, error: Error) -> Error {
+    error.of_pod(namespace, name)
 }

@@ -6,7 +6,6 @@ use crate::pod::well_known::RESOURCE_NAME;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use k8s_openapi::jiff::Timestamp;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::borrow::Cow;
@@ -94,33 +93,38 @@ pub struct Token {
     pub expires: Timestamp,
 }
 
-/// Claims of a service account's token (RFC 7519). The subject is `system:serviceaccount:NAMESPACE:NAME`.
+/// Claims of a token (RFC 7519). The subject of a service account is `system:serviceaccount:NAMESPACE:NAME`; `exp` may have
+/// a fraction.
 #[derive(Deserialize)]
-struct TokenClaims {
+pub(super) struct TokenClaims {
+    #[serde(default)]
     sub: String,
-    exp: i64,
+    exp: Option<f64>,
 }
 
-impl Token {
-    /// Parses `text` as a token of the service account `name` in `namespace`; `None` if it is not one. The signature
-    /// is not verified: only the API server can do that.
-    #[must_use]
-    pub fn of_account(text: &str, namespace: &str, name: &str) -> Option<Self> {
-        let claims: TokenClaims = jwt_claims(text)?;
-        let subject = format!("system:serviceaccount:{namespace}:{name}");
-        let expires = Timestamp::from_second(claims.exp).ok()?;
-        (claims.sub == subject).then(|| Self { text: text.to_owned(), expires })
+impl TokenClaims {
+    /// Returns the claims of a JSON Web Token (RFC 7515, section 7.1); `None` if `token` is not one. The signature is not
+    /// verified: only the API server can do that.
+    pub(super) fn of(token: &str) -> Option<Self> {
+        let [_, claims, _] = token.split('.').collect::<Vec<_>>()[..] else { return None };
+        serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(claims).ok()?).ok()
+    }
+
+    /// Returns when the token expires, in seconds since 1970; `None` if it does not expire. The cast saturates.
+    pub(super) fn expires(&self) -> Option<i64> {
+        self.exp.map(|seconds| seconds as i64)
     }
 }
 
-/// Returns the claims of a JSON Web Token (RFC 7515, section 7.1); `None` if `token` is not one. The signature is not
-/// verified.
-pub(super) fn jwt_claims<T: DeserializeOwned>(token: &str) -> Option<T> {
-    let mut parts = token.split('.');
-    let (Some(_), Some(claims), Some(_), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
-        return None;
-    };
-    serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(claims).ok()?).ok()
+impl Token {
+    /// Parses `text` as a token of the service account `name` in `namespace`; `None` if it is not one.
+    #[must_use]
+    pub fn of_account(text: &str, namespace: &str, name: &str) -> Option<Self> {
+        let claims =
+            TokenClaims::of(text).filter(|it| it.sub == format!("system:serviceaccount:{namespace}:{name}"))?;
+        let expires = Timestamp::from_second(claims.expires()?).ok()?;
+        Some(Self { text: text.to_owned(), expires })
+    }
 }
 
 /// A permission in all namespaces, in the terms of an RBAC rule. `Display` gives it as `kubectl auth can-i` does.
@@ -196,19 +200,6 @@ impl Workload {
     }
 }
 
-/// An Event that was read from the API.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReportedEvent {
-    /// Whether the type is `Warning`.
-    pub warning: bool,
-    /// The reason, one word for programs.
-    pub reason: String,
-    /// The message for people.
-    pub message: String,
-    /// The number of occurrences.
-    pub count: u64,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -223,6 +214,16 @@ mod tests {
         assert_eq!(Token::of_account(text, "kube-system", "detour-agent"), None);
         for other in ["", "first-token", "a.b.c", "a.e30.c"] {
             assert_eq!(Token::of_account(other, "kube-system", "detour-plugin"), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_expiry_is_read_from_the_claims() {
+        let expiry = |token: &str| TokenClaims::of(token).and_then(|claims| claims.expires());
+        // {"exp":1893456000,"aud":["??>"]}
+        assert_eq!(expiry("e30.eyJleHAiOjE4OTM0NTYwMDAsImF1ZCI6WyI_Pz4iXX0.c2ln"), Some(1_893_456_000));
+        for none in ["opaque", "e30.e30.c2ln", "a.b", "e30.%%.c", "e30.eyJleHAiOjF9.c.d"] {
+            assert_eq!(expiry(none), None, "{none}");
         }
     }
 }

@@ -6,6 +6,8 @@ use super::resources::{Definition, ObjectRef};
 use crate::cni::null_is_empty;
 use crate::pod;
 use crate::pod::well_known::DATAPLANE_MODE;
+use k8s_openapi::api::core::v1::{ContainerStatus, EnvVar, PodDNSConfig, PodIP};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
@@ -29,14 +31,6 @@ pub(crate) struct Metadata {
     #[serde(default, deserialize_with = "null_is_empty")]
     pub(crate) annotations: BTreeMap<String, String>,
     owner_references: Option<Vec<OwnerReference>>,
-}
-
-/// An object that owns another.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct OwnerReference {
-    pub(super) kind: String,
-    pub(super) name: String,
-    controller: Option<bool>,
 }
 
 impl Metadata {
@@ -72,7 +66,7 @@ pub(crate) struct PodSpec {
     host_network: Option<bool>,
     host_users: Option<bool>,
     security_context: Option<SecurityContext>,
-    dns_config: Option<DnsConfig>,
+    dns_config: Option<PodDNSConfig>,
     init_containers: Option<Vec<ContainerObject>>,
     containers: Option<Vec<ContainerObject>>,
     ephemeral_containers: Option<Vec<ContainerObject>>,
@@ -86,26 +80,13 @@ struct SecurityContext {
 }
 
 #[derive(Debug, Clone, Deserialize)]
-struct DnsConfig {
-    nameservers: Option<Vec<String>>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ContainerObject {
     name: String,
     args: Option<Vec<String>>,
-    env: Option<Vec<Variable>>,
+    env: Option<Vec<EnvVar>>,
     security_context: Option<SecurityContext>,
     restart_policy: Option<String>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Variable {
-    name: String,
-    value: Option<String>,
-    value_from: Option<IgnoredAny>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -116,34 +97,9 @@ pub(crate) struct PodStatus {
     #[serde(rename = "podIP")]
     address: Option<String>,
     #[serde(rename = "podIPs")]
-    addresses: Option<Vec<PodAddress>>,
+    addresses: Option<Vec<PodIP>>,
     #[serde(default, deserialize_with = "null_is_empty")]
     pub(crate) init_container_statuses: Vec<ContainerStatus>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-struct PodAddress {
-    ip: Option<String>,
-}
-
-/// How a container ended now and before.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct ContainerStatus {
-    pub(crate) name: String,
-    pub(crate) state: Option<ContainerState>,
-    pub(crate) last_state: Option<ContainerState>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct ContainerState {
-    pub(crate) terminated: Option<TerminatedState>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct TerminatedState {
-    pub(crate) exit_code: i32,
 }
 
 impl PodStatus {
@@ -154,7 +110,7 @@ impl PodStatus {
 
     /// Returns the valid addresses, sorted.
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
-        let all = self.address.iter().chain(self.addresses.iter().flatten().filter_map(|address| address.ip.as_ref()));
+        let all = self.address.iter().chain(self.addresses.iter().flatten().map(|address| &address.ip));
         let mut addresses: Vec<IpAddr> = all.filter_map(|text| text.parse().ok()).collect();
         addresses.sort();
         addresses.dedup();
@@ -190,7 +146,7 @@ impl From<PodObject> for pod::Pod {
 impl From<ContainerObject> for pod::Container {
     fn from(container: ContainerObject) -> Self {
         let context = container.security_context.unwrap_or_default();
-        let literal = |v: Variable| v.value_from.is_none().then(|| (v.name, v.value.unwrap_or_default()));
+        let literal = |v: EnvVar| v.value_from.is_none().then(|| (v.name, v.value.unwrap_or_default()));
         Self {
             name: container.name,
             args: container.args.unwrap_or_default(),

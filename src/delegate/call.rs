@@ -102,7 +102,7 @@ impl Runner for Executables {
         let stdin = serde_json::to_vec(conf).map_err(|error| Error::new(Code::Internal, error.to_string()))?;
         tracing::debug!(program = %program.display(), "calling {}", call.command);
         let variables = call.variables(bin_dir(call).unwrap_or_default());
-        let exit = process::run(&program, &variables, stdin, call.timeout).map_err(|error| {
+        let exit = process::run(&program, &variables, &stdin, call.timeout).map_err(|error| {
             let code = if error.is_transient() { Code::TryAgain } else { Code::Delegate };
             Error::new(code, format!("{}: {error}", program.display()))
         })?;

@@ -10,4 +10,3 @@ pub(crate) mod process;
 mod sequence;
 
 pub use call::{Call, Executables, Runner};
-pub use network::NetworkConfiguration;

@@ -5,40 +5,7 @@ use crate::cni::{Block, CniCommand, Error, ValidAttachment, version, wrong_type}
 use crate::networks::RunnableConfiguration;
 use serde_json::{Map, Value, json};
 
-/// A network configuration in the sense of the CNI specification: a configuration list with a name.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NetworkConfiguration {
-    /// `name`.
-    pub name: String,
-    /// `cniVersion`, the version in which all plugins are called. An empty value means `0.1.0` (SPEC.md).
-    pub cni_version: String,
-    /// The plugins as written, in the order of ADD.
-    pub plugins: Vec<Block>,
-    /// `runtimeConfig` of the runtime; each plugin gets the keys that its `capabilities` list.
-    pub runtime_config: Map<String, Value>,
-    /// Values for `args.cni` of each plugin, from the pod's network selection (Multus's `cni-args`). They override
-    /// the plugin's own values.
-    pub args: Map<String, Value>,
-    /// `disableCheck`.
-    pub disable_check: bool,
-    /// `disableGC`.
-    pub disable_gc: bool,
-}
-
-impl From<&RunnableConfiguration> for NetworkConfiguration {
-    fn from(written: &RunnableConfiguration) -> Self {
-        Self {
-            name: written.name.clone(),
-            cni_version: written.cni_version.clone(),
-            plugins: written.plugins.clone(),
-            disable_check: written.disable_check,
-            disable_gc: written.disable_gc,
-            ..Self::default()
-        }
-    }
-}
-
-impl NetworkConfiguration {
+impl RunnableConfiguration {
     /// Returns the version in which the plugins are called.
     #[must_use]
     pub fn version(&self) -> &str {
@@ -141,13 +108,13 @@ mod tests {
         Block::new("chain[1]", conf).expect("an object")
     }
 
-    fn network() -> NetworkConfiguration {
+    fn network() -> RunnableConfiguration {
         let runtime_config = json!({"portMappings": [1], "dns": {"servers": []}, "mac": "m"});
-        NetworkConfiguration {
+        RunnableConfiguration {
             name: "n".into(),
             cni_version: "1.1.0".into(),
             runtime_config: runtime_config.as_object().expect("an object").clone(),
-            ..NetworkConfiguration::default()
+            ..RunnableConfiguration::default()
         }
     }
 
@@ -188,7 +155,7 @@ mod tests {
     #[test]
     fn args_of_the_network_override_those_of_the_plugin() {
         let args = json!({"a": 1, "b": 2});
-        let network = NetworkConfiguration { args: args.as_object().expect("an object").clone(), ..network() };
+        let network = RunnableConfiguration { args: args.as_object().expect("an object").clone(), ..network() };
         for (own, wanted) in [
             (json!({"type": "x"}), json!({"cni": {"a": 1, "b": 2}})),
             (
@@ -215,17 +182,5 @@ mod tests {
         });
         assert_eq!(Value::Object(network().gc_conf(&own, Some(&valid))), wanted);
         assert!(!network().gc_conf(&own, None).contains_key("cni.dev/valid-attachments"));
-    }
-
-    #[test]
-    fn a_parsed_configuration_becomes_a_network() {
-        let text = json!({"cniVersion": "1.0.0", "name": "n", "disableGC": true, "plugins": [{"type": "a"}, {"type": "b", "x": 1}]});
-        let configuration = RunnableConfiguration::parse("here", &text.to_string(), None).expect("accepted");
-        let network = NetworkConfiguration::from(&configuration);
-        assert_eq!((network.name.as_str(), network.version(), network.disable_check), ("n", "1.0.0", false));
-        assert!(network.disable_gc);
-        let second = &network.plugins[1];
-        assert_eq!((second.kind(), second.path.as_str()), ("b", "here.plugins[1]"));
-        assert_eq!(Value::Object(second.keys.clone()), text["plugins"][1]);
     }
 }

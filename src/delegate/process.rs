@@ -1,27 +1,29 @@
-//! A child process with a deadline: writes its stdin, collects its stdout, and forwards its stderr. One `poll` loop
-//! on the calling thread does all of this, so no helper thread can fail to start or outlive the call.
-
-mod stderr;
+//! A child process with a deadline: collects its stdout and stderr, and forwards its stderr when it ends. One `poll` loop on
+//! the calling thread does this, so no helper thread can fail to start or outlive the call.
 
 use crate::netlink::retry_interrupted;
+use crate::printable::Text;
 use crate::streams::Stderr;
 use crate::wait;
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use std::ffi::OsString;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, PipeReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus};
 use std::thread::park_timeout;
 use std::time::{Duration, Instant};
-use stderr::Relay;
 
-/// The maximum size of a plugin's stdout, in bytes; a result has a few kilobytes.
+/// The maximum size of stdout in bytes. Results have a few kilobytes.
 const MAX_STDOUT: usize = 4 << 20;
+/// The size of the end of stderr that is forwarded, and of the part that error messages quote, in bytes.
+const MAX_STDERR: usize = 64 << 10;
+const MAX_TAIL: usize = 500;
 /// How long to wait for the end of the streams after the child has exited or was killed: a process that it started
 /// may keep them open.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
@@ -33,8 +35,6 @@ const BUSY_INTERVALS: wait::Intervals = [Duration::from_millis(100); 2];
 const EXIT_INTERVAL: Duration = Duration::from_micros(200);
 /// The same while a stream is open: a process that the child started may keep it open.
 const OPEN_STREAM_INTERVAL: Duration = Duration::from_millis(50);
-/// The number of bytes that are written to stdin at once.
-const STDIN_CHUNK: usize = 4 << 10;
 
 /// The exit of a child and its output.
 #[derive(Debug)]
@@ -101,59 +101,64 @@ pub(super) fn stderr_note(tail: &str) -> String {
 pub(super) fn run(
     program: &Path,
     variables: &[(&'static str, OsString)],
-    stdin: Vec<u8>,
+    stdin: &[u8],
     timeout: Duration,
 ) -> Result<ChildExit, ProcessError> {
+    let (start, deadline) = (|| start(program, variables, stdin), Instant::now() + timeout);
+    let mut running = start_with_retry(BUSY_TIMEOUT, start)?;
+    let exited = running.wait_until(deadline);
+    if !matches!(exited, Ok(Some(_))) {
+        running.kill();
+    }
+    let [stdout, stderr] = running.outputs;
+    let stderr_tail = forward(&stderr);
+    match exited? {
+        Some(status) => Ok(ChildExit { status, stdout, stderr_tail }),
+        None => Err(ProcessError::Timeout(timeout, stderr_tail)),
+    }
+}
+
+/// Starts the child. Its stdin is written before, into a pipe of that size, because it need not read all of it.
+fn start(program: &Path, variables: &[(&'static str, OsString)], stdin: &[u8]) -> io::Result<RunningChild> {
+    let ((input, mut filled), (stdout, output), (stderr, errors)) = (io::pipe()?, io::pipe()?, io::pipe()?);
+    fcntl(&filled, FcntlArg::F_SETPIPE_SZ(i32::try_from(stdin.len()).unwrap_or(i32::MAX)))?;
+    filled.write_all(stdin)?;
     let mut command = Command::new(program);
     command.envs(variables.iter().map(|(name, value)| (name, value))).process_group(0);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let deadline = Instant::now() + timeout;
-    let mut child = ChildProcess::new(spawn_with_retry(BUSY_TIMEOUT, || command.spawn())?, &stdin);
-    match child.wait_until(deadline) {
-        Ok(Some(status)) => Ok(ChildExit { status, stdout: child.output, stderr_tail: child.relay.finish() }),
-        Ok(None) => {
-            child.kill();
-            Err(ProcessError::Timeout(timeout, child.relay.finish()))
-        }
-        Err(error) => {
-            child.kill();
-            Err(error)
-        }
-    }
+    let child = command.stdin(input).stdout(output).stderr(errors).spawn()?;
+    Ok(RunningChild { child, pipes: [Some(stdout), Some(stderr)], outputs: Default::default() })
 }
 
 /// Retries while the executable is open for writing.
-fn spawn_with_retry<T>(timeout: Duration, mut spawn: impl FnMut() -> io::Result<T>) -> Result<T, ProcessError> {
-    let spawned = wait::until(timeout, BUSY_INTERVALS, || match spawn() {
+fn start_with_retry<T>(timeout: Duration, mut start: impl FnMut() -> io::Result<T>) -> Result<T, ProcessError> {
+    let started = wait::until(timeout, BUSY_INTERVALS, || match start() {
         Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => Ok(None),
         other => other.map(Some).map_err(ProcessError::Start),
     });
-    spawned?.ok_or(ProcessError::Busy)
+    started?.ok_or(ProcessError::Busy)
+}
+
+/// Writes the child's stderr to that of this process, with control characters escaped, and returns its end.
+fn forward(stderr: &[u8]) -> String {
+    for line in String::from_utf8_lossy(stderr).lines() {
+        let mut text = Text::lines(line);
+        text.end_line();
+        // An error means that stderr is closed.
+        let _ = Stderr.write_all(text.as_str().as_bytes());
+    }
+    String::from_utf8_lossy(&stderr[stderr.len().saturating_sub(MAX_TAIL)..]).trim().to_owned()
 }
 
 /// A running child.
-struct ChildProcess<'a> {
+struct RunningChild {
     child: Child,
-    /// The pipe and the bytes that are not written yet.
-    stdin: Option<(ChildStdin, &'a [u8])>,
-    stdout: Option<ChildStdout>,
-    stderr: Option<ChildStderr>,
-    output: Vec<u8>,
-    relay: Relay<Stderr>,
+    /// Its stdout and its stderr; `None` after the end.
+    pipes: [Option<PipeReader>; 2],
+    /// What was read from them; of stderr the end.
+    outputs: [Vec<u8>; 2],
 }
 
-impl<'a> ChildProcess<'a> {
-    fn new(mut child: Child, stdin: &'a [u8]) -> Self {
-        Self {
-            stdin: child.stdin.take().map(|pipe| (pipe, stdin)),
-            stdout: child.stdout.take(),
-            stderr: child.stderr.take(),
-            output: Vec::new(),
-            relay: Relay::new(Stderr),
-            child,
-        }
-    }
-
+impl RunningChild {
     /// Returns the exit status, or `None` if the child is running at the deadline.
     fn wait_until(&mut self, mut deadline: Instant) -> Result<Option<ExitStatus>, ProcessError> {
         let mut exited = None;
@@ -163,77 +168,41 @@ impl<'a> ChildProcess<'a> {
                 deadline = exited.map_or(deadline, |_| deadline.min(Instant::now() + STREAM_TIMEOUT));
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            let has_ended = exited.is_some() && self.stdout.is_none() && self.stderr.is_none();
+            let has_ended = exited.is_some() && self.pipes.iter().all(Option::is_none);
             if has_ended || left.is_zero() {
                 return Ok(exited);
             }
-            self.transfer(left).map_err(|errno| ProcessError::Wait(errno.into()))?;
-            if self.output.len() > MAX_STDOUT {
+            self.receive(left).map_err(|errno| ProcessError::Wait(errno.into()))?;
+            let [stdout, stderr] = &mut self.outputs;
+            if stdout.len() > MAX_STDOUT {
                 return Err(ProcessError::TooMuchOutput);
             }
+            stderr.drain(..stderr.len().saturating_sub(MAX_STDERR));
         }
     }
 
-    /// Waits for the streams, for a short time and at most `left`, and transfers what they are ready for.
-    fn transfer(&mut self, left: Duration) -> Result<(), Errno> {
-        let pipes = [
-            self.stdin.as_ref().map(|(pipe, _)| (pipe.as_fd(), PollFlags::POLLOUT)),
-            self.stdout.as_ref().map(|pipe| (pipe.as_fd(), PollFlags::POLLIN)),
-            self.stderr.as_ref().map(|pipe| (pipe.as_fd(), PollFlags::POLLIN)),
-        ];
-        if let [_, None, None] = pipes {
+    /// Waits until a stream is ready, for a short time, and reads from those that are.
+    fn receive(&mut self, left: Duration) -> Result<(), Errno> {
+        let mut fds: Vec<_> =
+            self.pipes.iter().flatten().map(|pipe| PollFd::new(pipe.as_fd(), PollFlags::POLLIN)).collect();
+        if fds.is_empty() {
             park_timeout(EXIT_INTERVAL.min(left));
             return Ok(());
         }
-        let mut fds: Vec<_> = pipes.iter().flatten().map(|(fd, flags)| PollFd::new(*fd, *flags)).collect();
         // Rounded up, so that it does not return early.
         let timeout = OPEN_STREAM_INTERVAL.min(left + Duration::from_millis(1));
         retry_interrupted(|| poll(&mut fds, PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX)))?;
-        let mut events = fds.iter().map(|fd| fd.revents().unwrap_or(PollFlags::empty()));
-        let [stdin, stdout, stderr] =
-            pipes.map(|pipe| pipe.and_then(|_| events.next()).filter(|events| !events.is_empty()));
-        if let Some(events) = stdin {
-            self.write_stdin(events);
-        }
-        if stdout.is_some() {
-            self.read_stdout();
-        }
-        if stderr.is_some() {
-            self.read_stderr();
+        let mut ready = fds.iter().map(|fd| fd.any() != Some(false)).collect::<Vec<_>>().into_iter();
+        for (pipe, output) in self.pipes.iter_mut().zip(&mut self.outputs) {
+            let mut chunk = [0; 16 << 10];
+            let Some(open) = pipe.as_mut().filter(|_| ready.next() == Some(true)) else { continue };
+            match open.read(&mut chunk) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Ok(length @ 1..) => output.extend(&chunk[..length]),
+                _ => *pipe = None,
+            }
         }
         Ok(())
-    }
-
-    /// Writes the next bytes of stdin. A plugin may close stdin before it has read all of it.
-    fn write_stdin(&mut self, flags: PollFlags) {
-        let Some((pipe, rest)) = &mut self.stdin else { return };
-        // A ready pipe takes this many bytes without blocking (pipe(7), `PIPE_BUF`).
-        let chunk = rest.get(..STDIN_CHUNK).unwrap_or(rest);
-        let written = match pipe.write(chunk) {
-            _ if flags.contains(PollFlags::POLLERR) => 0,
-            Err(error) if error.kind() == ErrorKind::Interrupted => return,
-            written => written.unwrap_or(0),
-        };
-        *rest = rest.get(written..).unwrap_or_default();
-        if written == 0 || rest.is_empty() {
-            self.stdin = None;
-        }
-    }
-
-    fn read_stdout(&mut self) {
-        let mut buffer = [0; 16 << 10];
-        match self.stdout.as_mut().map(|pipe| read_chunk(pipe, &mut buffer)) {
-            Some(Some(chunk)) => self.output.extend(chunk),
-            _ => self.stdout = None,
-        }
-    }
-
-    fn read_stderr(&mut self) {
-        let mut buffer = [0; 16 << 10];
-        match self.stderr.as_mut().map(|pipe| read_chunk(pipe, &mut buffer)) {
-            Some(Some(chunk)) => self.relay.forward(chunk),
-            _ => self.stderr = None,
-        }
     }
 
     /// Kills the group and reaps the child. If the kernel delays its exit, its next parent reaps it.
@@ -244,14 +213,6 @@ impl<'a> ChildProcess<'a> {
             tracing::warn!("can't kill process group {group}: {errno}");
         }
         let _ = wait::until(STREAM_TIMEOUT, [EXIT_INTERVAL; 2], || self.child.try_wait());
-    }
-}
-
-/// Reads from a pipe that is ready; `None` at its end.
-fn read_chunk<'a>(pipe: &mut impl Read, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
-    match pipe.read(buffer) {
-        Err(error) if error.kind() == ErrorKind::Interrupted => Some(&[]),
-        read => buffer.get(..read.unwrap_or(0)).filter(|chunk| !chunk.is_empty()),
     }
 }
 
@@ -272,7 +233,7 @@ mod tests {
     fn sh(name: &str, script: &str, stdin: &[u8], timeout: Duration) -> Result<ChildExit, ProcessError> {
         let path = file(name, &format!("#!/bin/sh\n{script}\n"));
         std::fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("permissions");
-        let exit = run(&path, &[], stdin.to_vec(), timeout);
+        let exit = run(&path, &[], stdin, timeout);
         std::fs::remove_file(&path).expect("removable");
         exit
     }
@@ -297,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_child_inherits_the_environment_and_gets_the_variables() {
-        let exit = run(Path::new("/usr/bin/env"), &[("CNI_IFNAME", "net1".into())], vec![], LONG).expect("it ends");
+        let exit = run(Path::new("/usr/bin/env"), &[("CNI_IFNAME", "net1".into())], b"", LONG).expect("it ends");
         let text = String::from_utf8(exit.stdout).expect("text");
         assert!(text.lines().any(|line| line == "CNI_IFNAME=net1"), "{text}");
         assert!(text.lines().any(|line| line.starts_with("PATH=")), "{text}");
@@ -306,8 +267,10 @@ mod tests {
     #[test]
     fn a_child_need_not_read_a_large_stdin() {
         let stdin = vec![b'x'; 1 << 20];
-        let exit = run(Path::new("/bin/true"), &[], stdin, LONG).expect("it ends");
+        let exit = run(Path::new("/bin/true"), &[], &stdin, LONG).expect("it ends");
         assert!(exit.status.success());
+        let exit = run(Path::new("/bin/cat"), &[], &stdin, LONG).expect("it ends");
+        assert_eq!(exit.stdout, stdin);
     }
 
     /// Returns the open descriptors of this process, as `ls -l /proc/self/fd` shows them.
@@ -352,6 +315,12 @@ mod tests {
         read.join().expect("no panic").expect("readable");
         assert!(started.elapsed() < Duration::from_secs(300), "the grandchild was killed, too");
         std::fs::remove_file(&fifo).expect("removable");
+    }
+
+    #[test]
+    fn only_the_end_of_stderr_is_kept() {
+        let exit = sh("long", "head -c 200000 /dev/zero | tr '\\0' x >&2; echo why >&2", b"", LONG).expect("it ends");
+        assert!(exit.stderr_tail.len() <= MAX_TAIL && exit.stderr_tail.ends_with("xwhy"), "{}", exit.stderr_tail);
     }
 
     #[test]
@@ -401,14 +370,14 @@ mod tests {
     #[test]
     fn a_start_error_has_a_hint() {
         let path = file("plain", "#!/bin/sh\n");
-        let failure = run(&path, &[], vec![], LONG).expect_err("it has no x bits");
+        let failure = run(&path, &[], b"", LONG).expect_err("it has no x bits");
         assert!(failure.to_string().contains("with its x bits set"), "{failure}");
         std::fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("permissions");
         let writer = std::fs::OpenOptions::new().append(true).open(&path).expect("writable");
         let spawn = || Command::new(&path).spawn();
-        assert!(matches!(spawn_with_retry(Duration::ZERO, spawn), Err(ProcessError::Busy)));
+        assert!(matches!(start_with_retry(Duration::ZERO, spawn), Err(ProcessError::Busy)));
         drop(writer);
-        run(&path, &[], vec![], LONG).expect("not open for writing");
+        run(&path, &[], b"", LONG).expect("not open for writing");
         std::fs::remove_file(&path).expect("removable");
     }
 
@@ -419,8 +388,8 @@ mod tests {
             attempts += 1;
             if attempts < 3 { Err(ErrorKind::ExecutableFileBusy.into()) } else { Ok(()) }
         };
-        spawn_with_retry(LONG, spawn).expect("the third attempt");
+        start_with_retry(LONG, spawn).expect("the third attempt");
         let missing = || Err::<(), _>(ErrorKind::NotFound.into());
-        assert!(matches!(spawn_with_retry(LONG, missing), Err(ProcessError::Start(_))));
+        assert!(matches!(start_with_retry(LONG, missing), Err(ProcessError::Start(_))));
     }
 }

@@ -3,11 +3,11 @@
 use super::answer;
 use super::call::Call;
 use super::call::Runner;
-use super::network::NetworkConfiguration;
 use crate::cni::{Block, CniCommand, Error, ValidAttachment};
-use serde_json::Value;
+use crate::networks::RunnableConfiguration;
+use serde_json::{Map, Value};
 
-impl NetworkConfiguration {
+impl RunnableConfiguration {
     /// Checks that all plugins can be run, before anything is changed.
     ///
     /// # Errors
@@ -25,16 +25,16 @@ impl NetworkConfiguration {
     pub fn add(&self, runner: &dyn Runner, call: &Call, previous: Option<Value>) -> Result<Option<Value>, Error> {
         let mut latest = previous;
         for (index, plugin) in self.plugins.iter().enumerate() {
-            let result = self.run_for_attachment(runner, call, plugin, latest.as_ref());
-            match result.and_then(|result| result.map(|result| answer::convert(result, self.version())).transpose()) {
-                Ok(None) => {}
-                Ok(Some(result)) => latest = Some(result),
+            let conf = self.attachment_conf(plugin, latest.as_ref());
+            let convert = |result| answer::convert(result, self.version()).map_err(|error| failed(call, plugin, error));
+            match run(runner, call, plugin, conf).and_then(|result| result.map(convert).transpose()) {
+                Ok(result) => latest = result.or(latest),
                 Err(error) => {
                     let del = call.with_command(CniCommand::Del);
                     self.del_plugins(runner, &del, &self.plugins[..=index], latest.as_ref()).unwrap_or_else(|error| {
                         tracing::warn!("can't undo the failed ADD of network {:?}: {error}", self.name)
                     });
-                    return Err(failed(call, plugin, error));
+                    return Err(error);
                 }
             }
         }
@@ -59,8 +59,8 @@ impl NetworkConfiguration {
     ) -> Result<(), Error> {
         // The version that added CHECK also added the result for DEL (SPEC.md, 0.4.0).
         let result = result.filter(|_| self.allows(CniCommand::Check));
-        let del = |plugin: &Block| self.run_for_attachment(runner, call, plugin, result).map(drop);
-        Error::all(plugins.iter().rev().map(|plugin| del(plugin).map_err(|error| failed(call, plugin, error))))
+        let del = |plugin: &Block| run(runner, call, plugin, self.attachment_conf(plugin, result)).map(drop);
+        Error::all(plugins.iter().rev().map(del))
     }
 
     /// Runs CHECK in order, with the result of ADD. Does nothing if the network's version has no CHECK or the
@@ -72,9 +72,8 @@ impl NetworkConfiguration {
         if self.disable_check || !self.allows(CniCommand::Check) {
             return Ok(());
         }
-        self.plugins.iter().try_for_each(|plugin| {
-            self.run_for_attachment(runner, call, plugin, result).map(drop).map_err(|error| failed(call, plugin, error))
-        })
+        let check = |plugin: &Block| run(runner, call, plugin, self.attachment_conf(plugin, result)).map(drop);
+        self.plugins.iter().try_for_each(check)
     }
 
     /// Runs GC in order, with the runtime's valid attachments if it passes them. All plugins are run even if one
@@ -86,10 +85,8 @@ impl NetworkConfiguration {
         if self.disable_gc || !self.allows(CniCommand::Gc) {
             return Ok(());
         }
-        Error::all(self.plugins.iter().map(|plugin| {
-            let conf = self.gc_conf(plugin, valid);
-            runner.run(call, plugin.kind(), &conf).map(drop).map_err(|error| failed(call, plugin, error))
-        }))
+        let gc = |plugin: &Block| run(runner, call, plugin, Ok(self.gc_conf(plugin, valid))).map(drop);
+        Error::all(self.plugins.iter().map(gc))
     }
 
     /// Runs STATUS in order. Does nothing if the network's version has no STATUS.
@@ -100,21 +97,19 @@ impl NetworkConfiguration {
         if !self.allows(CniCommand::Status) {
             return Ok(());
         }
-        self.plugins.iter().try_for_each(|plugin| {
-            let conf = self.node_conf(plugin);
-            runner.run(call, plugin.kind(), &conf).map(drop).map_err(|error| failed(call, plugin, error))
-        })
+        let status = |plugin: &Block| run(runner, call, plugin, Ok(self.node_conf(plugin))).map(drop);
+        self.plugins.iter().try_for_each(status)
     }
+}
 
-    fn run_for_attachment(
-        &self,
-        runner: &dyn Runner,
-        call: &Call,
-        plugin: &Block,
-        previous: Option<&Value>,
-    ) -> Result<Option<Value>, Error> {
-        runner.run(call, plugin.kind(), &self.attachment_conf(plugin, previous)?)
-    }
+fn run(
+    runner: &dyn Runner,
+    call: &Call,
+    plugin: &Block,
+    conf: Result<Map<String, Value>, Error>,
+) -> Result<Option<Value>, Error> {
+    let result = conf.and_then(|conf| runner.run(call, plugin.kind(), &conf));
+    result.map_err(|error| failed(call, plugin, error))
 }
 
 /// Returns the error of a plugin with the wording of the reference library (`libcni/api.go`).
@@ -134,7 +129,7 @@ fn failed(call: &Call, plugin: &Block, mut error: Error) -> Error {
 mod tests {
     use super::*;
     use crate::cni::Code;
-    use serde_json::{Map, json};
+    use serde_json::json;
     use std::cell::RefCell;
 
     /// Records the calls: command, plugin type, and `from` of the previous result.
@@ -158,14 +153,14 @@ mod tests {
         }
     }
 
-    fn network(version: &str, kinds: &[&str]) -> NetworkConfiguration {
+    fn network(version: &str, kinds: &[&str]) -> RunnableConfiguration {
         let plugin = |kind: &&str| Block::new("", &json!({"type": kind})).expect("an object");
         let plugins = kinds.iter().map(plugin).collect();
-        NetworkConfiguration {
+        RunnableConfiguration {
             name: "n".into(),
             cni_version: version.into(),
             plugins,
-            ..NetworkConfiguration::default()
+            ..RunnableConfiguration::default()
         }
     }
 
@@ -214,17 +209,17 @@ mod tests {
     #[test]
     fn versions_and_flags_decide_which_commands_run() {
         let check =
-            |network: NetworkConfiguration| calls(|runner| network.check(runner, &call(CniCommand::Check), None)).1;
+            |network: RunnableConfiguration| calls(|runner| network.check(runner, &call(CniCommand::Check), None)).1;
         assert_eq!(check(network("0.4.0", &["a"])), ["CHECK a -"]);
         assert_eq!(check(network("0.3.1", &["a"])), [""; 0]);
         assert_eq!(check(network("", &["a"])), [""; 0]);
-        assert_eq!(check(NetworkConfiguration { disable_check: true, ..network("1.0.0", &["a"]) }), [""; 0]);
-        let gc = |network: NetworkConfiguration| calls(|runner| network.gc(runner, &call(CniCommand::Gc), None)).1;
+        assert_eq!(check(RunnableConfiguration { disable_check: true, ..network("1.0.0", &["a"]) }), [""; 0]);
+        let gc = |network: RunnableConfiguration| calls(|runner| network.gc(runner, &call(CniCommand::Gc), None)).1;
         assert_eq!(gc(network("1.1.0", &["GC", "a"])), ["GC GC -", "GC a -"]);
         assert_eq!(gc(network("1.0.0", &["a"])), [""; 0]);
-        assert_eq!(gc(NetworkConfiguration { disable_gc: true, ..network("1.1.0", &["a"]) }), [""; 0]);
+        assert_eq!(gc(RunnableConfiguration { disable_gc: true, ..network("1.1.0", &["a"]) }), [""; 0]);
         let status =
-            |network: NetworkConfiguration| calls(|runner| network.status(runner, &call(CniCommand::Status))).1;
+            |network: RunnableConfiguration| calls(|runner| network.status(runner, &call(CniCommand::Status))).1;
         assert_eq!(status(network("1.1.0", &["a", "b"])), ["STATUS a -", "STATUS b -"]);
         assert_eq!(status(network("1.0.0", &["a"])), [""; 0]);
     }

@@ -126,16 +126,10 @@ pub struct ContainerSender {
 impl ContainerSender {
     /// Returns one line: whether the container's traffic bypasses the sidecar.
     pub(super) fn text(&self) -> String {
-        let Some(scope) = self.bypasses else {
-            return match self.excluded {
-                false => "not excluded by its name".to_owned(),
-                true => "excluded, but it has no element: it does not run, or it started captured".to_owned(),
-            };
-        };
-        let what = scope_text(scope);
-        match self.excluded {
-            true => format!("{what} bypasses the sidecar until the container exits"),
-            false => format!("{what} bypasses the sidecar; no saved policy requests this"),
+        match (self.bypasses, self.excluded) {
+            (Some(scope), _) => format!("{} bypasses the sidecar until the container exits", scope_text(scope)),
+            (None, true) => "excluded, but it has no element: it does not run, or it started captured".to_owned(),
+            (None, false) => "not excluded by its name".to_owned(),
         }
     }
 }

@@ -3,27 +3,25 @@
 use super::subject::{AppliedConf, ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::cluster::{Definition, DefinitionQuery, Definitions, Lookup};
 use crate::cni::{CniCommand, Error, NetConf, NodeConf, PROGRAM};
-use crate::plugin::node::effective;
+use crate::plugin::node::{InstalledText, effective};
 use crate::pod::Facts;
 use std::collections::BTreeMap;
-use std::path::Path;
 
 /// A node where Multus runs the plugin: only the pod's attachments count.
 const MULTUS: &str = r#"{"cniVersion": "1.1.0", "name": "cluster", "type": "detour", "clusterNetwork": "cluster"}"#;
 
 impl AppliedConf {
-    /// Returns a configuration that is installed on a node; of a configuration list, `text` has only the entry of the
-    /// installation. A list, and a file in Multus's auxiliary chain, applies `for_every_pod`. `node` is the node
-    /// configuration.
+    /// Returns a configuration that is installed on a node with the configuration `node`.
     ///
     /// # Errors
     /// The configuration is invalid.
-    pub fn installed(place: &str, text: &str, for_every_pod: bool, node: Option<&NodeConf>) -> Result<Self, Error> {
-        let path = Path::new(place);
+    pub fn installed(installed: &InstalledText, node: Option<&NodeConf>) -> Result<Self, Error> {
+        let InstalledText { path, text, for_every_pod } = installed;
+        let (place, path) = (path.to_string(), path.as_path());
         let applied = Self::parse(path, text.as_bytes())?;
-        let as_attachment = applied.as_attachment && !for_every_pod;
+        let as_attachment = applied.as_attachment && !*for_every_pod;
         let source = ConfigurationSource::Node;
-        let origin = ConfigurationOrigin { source, places: vec![place.to_owned()], ..ConfigurationOrigin::default() };
+        let origin = ConfigurationOrigin { source, places: vec![place], ..ConfigurationOrigin::default() };
         Ok(Self { as_attachment, conf: effective(node, path, text)?, origin, ..applied })
     }
 }
@@ -130,6 +128,7 @@ mod tests {
     use super::*;
     use crate::cluster::objects;
     use crate::inspect::explain;
+    use std::path::Path;
 
     const SOURCE: &str = r#""kubernetes": {"kubeconfig": "/k", "exclude_namespaces": ["kube-system"]}"#;
 
@@ -146,7 +145,11 @@ mod tests {
         }
         let objects = objects(Path::new("m"), &manifest, "default").expect("objects");
         let facts = Facts { pod: objects.pods[0].pod.clone(), namespace: None };
-        let applied = texts.iter().map(|(place, text)| AppliedConf::installed(place, text, false, None));
+        let installed = |(place, text): &(&str, String)| {
+            let path = format!("/etc/cni/multus/net.d/{place}").parse().expect("a path");
+            AppliedConf::installed(&InstalledText { path, text: text.clone(), for_every_pod: false }, None)
+        };
+        let applied = texts.iter().map(installed);
         let applied = applied.collect::<Result<Vec<_>, _>>().map_err(|error| error.msg)?;
         let subject = Subject::given(&applied, facts, Some(&objects)).map_err(|error| error.msg)?;
         explain(&subject).map(|explained| explained.explanation).map_err(|error| error.msg)
@@ -184,7 +187,7 @@ mod tests {
 
     #[test]
     fn the_report_names_the_source_of_the_configuration() {
-        let texts = [("/etc/cni/multus/net.d/istio-cni.conf", attachment("istio-cni", REDIRECT))];
+        let texts = [("istio-cni.conf", attachment("istio-cni", REDIRECT))];
         let report = explained("default/istio-cni", &texts).expect("explained");
         let text = crate::inspect::render(&report, crate::inspect::Format::Table, crate::inspect::Screen::plain())
             .expect("text");

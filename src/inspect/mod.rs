@@ -25,8 +25,8 @@ pub use explain::{
 };
 pub use needless_exclusions::NeedlessExclusion;
 pub use nodes::{
-    AgentDaemonSet, AgentOutput, AgentPod, NodeCheck, NodeLabels, NodeResult, NodesAudit, NodesCheck, PodOfNode,
-    PolicyCounts, node_hint, pods_with_running_sidecar,
+    AgentOutput, AgentPod, NodeCheck, NodeResult, NodesAudit, NodesCheck, PodOfNode, PolicyCounts, has_sidecar,
+    missing_agent, node_hint,
 };
 pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, RulesReport};
 pub use selected::{NetworkLead, SelectedNetwork};

@@ -308,23 +308,21 @@ fn marks_and_absent(drift: Vec<Drift>) -> (Marks, Vec<(RuleAt, Mark)>) {
 impl TextReport for RulesReport {
     fn write(&self, screen: &mut Screen) {
         self.write_summary(screen);
+        let all: Vec<&RuleLine> = self.rules.iter().collect();
         let different: Vec<&RuleLine> = self.rules.iter().filter(|rule| rule.mark != Mark::Fine).collect();
         let has_differences = self.as_asked == Some(false) && !different.is_empty();
         if has_differences {
-            for group in different.chunk_by(|a, b| a.table == b.table) {
-                write_table(screen, &format!("Differences in {}", group[0].table), group);
-            }
-            self.write_omitted(screen);
+            write_tables(screen, "Differences in ", &different);
         }
         if has_differences && !self.all {
-            let rest = self.rules.len() - different.len();
+            let rest = all.len() - different.len();
             screen.line(&[Cell::of("")]);
             screen.text(format!("{rest} other rules are as desired; to list them, use --all"), Tone::Faint);
         } else {
-            for group in self.rules.iter().collect::<Vec<_>>().chunk_by(|a, b| a.table == b.table) {
-                write_table(screen, &group[0].table, group);
-            }
-            self.write_omitted(screen);
+            write_tables(screen, "", &all);
+        }
+        for OmittedRules { table, chain, rules } in &self.left_out {
+            screen.text(format!("{table} {chain}: {rules} more rules not listed"), Tone::Notable);
         }
         self.containers.iter().for_each(|sets| sets.write(screen));
     }
@@ -357,16 +355,10 @@ impl RulesReport {
             screen.text(format!("  {absent}"), Tone::Bad);
         }
     }
-
-    fn write_omitted(&self, screen: &mut Screen) {
-        for OmittedRules { table, chain, rules } in &self.left_out {
-            screen.text(format!("{table} {chain}: {rules} more rules not listed"), Tone::Notable);
-        }
-    }
 }
 
-fn write_table(screen: &mut Screen, heading: &str, rules: &[&RuleLine]) {
-    screen.heading(heading);
+/// Writes a table for each table of rules.
+fn write_tables(screen: &mut Screen, heading: &str, rules: &[&RuleLine]) {
     let row = |rule: &&RuleLine| {
         let (label, tone) = rule.mark.label();
         let count = |n: Option<u64>| Cell::of(n.map_or_else(|| "-".to_owned(), |n| n.to_string()));
@@ -378,7 +370,10 @@ fn write_table(screen: &mut Screen, heading: &str, rules: &[&RuleLine]) {
             Cell::of(&rule.rule).tone(tone),
         ]
     };
-    screen.titled_table(["", "packets", "bytes", "chain", "rule"], rules.iter().map(row));
+    for group in rules.chunk_by(|a, b| a.table == b.table) {
+        screen.heading(&format!("{heading}{}", group[0].table));
+        screen.titled_table(["", "packets", "bytes", "chain", "rule"], group.iter().map(row));
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use super::rules::LiveRules;
 use super::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use super::terminal::{Cell, Screen, TextReport, Tone, first_of, joined};
 use crate::cni::{Code, Error};
-use crate::firewall::{Arrival, Destination, Hop, Packet, RulePlace, RulesetView, Sender};
+use crate::firewall::{Destination, Hop, Packet, RulePlace, RulesetView, Sender};
 use crate::pod::Pod;
 use crate::policy::{ContainerScope, Policy, Protocol};
 use serde::Serialize;
@@ -132,9 +132,8 @@ impl TextReport for Trace {
         if let Some(cause) = &self.add_fails {
             screen.line(&[Cell::of("an ADD fails:").tone(Tone::Bad), Cell::of(cause)]);
         }
-        let is = |arrival: Arrival| self.arrives_at == arrival.to_string();
         let via = if self.interface.is_empty() { String::new() } else { format!(" via {}", self.interface) };
-        let is_bad = [Arrival::Dropped, Arrival::Rejected, Arrival::Unknown].into_iter().any(is);
+        let is_bad = ["dropped", "rejected", "unknown"].contains(&&*self.arrives_at);
         let tone = if is_bad { Tone::Bad } else { Tone::Good };
         screen.labeled(format!("{}/{} from {sender}{via} →", self.to, self.protocol), &self.arrives_at, tone);
         if let Some(reason) = &self.reason {

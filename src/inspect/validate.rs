@@ -65,8 +65,6 @@ enum ConfKind {
     Keys,
     /// The node configuration.
     Node,
-    /// A NetworkAttachmentDefinition without a configuration.
-    EmptyDefinition,
 }
 
 /// Checks every configuration in `text`, the content of the file `place`.
@@ -85,7 +83,8 @@ pub fn validate_text(
     is_installed: &dyn Fn(&NetConf, &str) -> Option<bool>,
 ) -> Result<ValidationReport, Error> {
     let failed = |what: String| Error::new(Code::InvalidConfig, format!("{}: {what}", place.display()));
-    let mut found = Found::default();
+    let check = |kind, text: &str| check(kind, text, node, is_installed);
+    let mut found = Found { file: place, check: &check, configurations: Vec::new(), others: Vec::new() };
     match serde_json::from_str::<Value>(text) {
         Ok(value) => found.add(&value, text).map_err(failed)?,
         Err(json) => {
@@ -96,19 +95,14 @@ pub fn validate_text(
                 return Err(failed(values));
             }
             match documents.iter().any(is_ours) {
-                true => found.configurations.push((String::new(), ConfKind::Configuration, text.to_owned())),
+                true => found.add_configuration("", ConfKind::Configuration, text),
                 false => documents.iter().try_for_each(|document| found.add(document, text)).map_err(failed)?,
             }
         }
     }
-    let checked = |(within, kind, text): &(String, ConfKind, String)| {
-        let (warnings, errors) = problems(text, |text| check(*kind, text, node, is_installed));
-        let (place, error) = (format!("{}{within}", place.display()), errors.first().cloned());
-        CheckedConf { place, valid: errors.is_empty(), error, errors, warnings }
-    };
-    let configurations: Vec<CheckedConf> = found.configurations.iter().map(checked).collect();
+    let Found { configurations, others, .. } = found;
     if configurations.is_empty() {
-        let others = first_of(found.others, MAX_NAMED, ", ");
+        let others = first_of(others, MAX_NAMED, ", ");
         let found = if others.is_empty() { "no object" } else { &others };
         return Err(failed(format!("expected a configuration, got {found}")));
     }
@@ -168,24 +162,12 @@ fn keys_of(value: &Value, path: String, all: &mut Vec<String>) {
 }
 
 /// The top-level keys of the chart's values that no configuration has.
-const HELM_VALUES: [&str; 12] = [
-    "hub",
-    "image",
-    "global",
-    "cni",
-    "config",
-    "repair",
-    "livePolicy",
-    "containerExclusion",
-    "attachments",
-    "platform",
-    "resources",
-    "tolerations",
-];
+const HELM_VALUES: &str =
+    "hub image global cni config repair livePolicy containerExclusion attachments platform resources tolerations";
 
 /// Returns the message about an object with the chart's values.
 fn helm_values(keys: &Map<String, Value>) -> Option<String> {
-    let values: Vec<&str> = HELM_VALUES.into_iter().filter(|key| keys.contains_key(*key)).collect();
+    let values: Vec<&str> = HELM_VALUES.split(' ').filter(|key| keys.contains_key(*key)).collect();
     let is_manifest = keys.contains_key("apiVersion") || keys.contains_key("type") || keys.contains_key("plugins");
     (!values.is_empty() && !is_manifest).then(|| {
         format!(
@@ -216,16 +198,30 @@ pub fn is_program(directories: impl Iterator<Item = PathBuf>, name: &str) -> Opt
     (!existing.is_empty()).then_some(found)
 }
 
+/// Returns the warnings about a configuration, or its first problem.
+type Check<'a> = dyn Fn(ConfKind, &str) -> Result<Vec<String>, Error> + 'a;
+
 /// What a file contains.
-#[derive(Default)]
-struct Found {
-    /// The suffix for the place of each configuration, its kind and its text.
-    configurations: Vec<(String, ConfKind, String)>,
+struct Found<'a> {
+    file: &'a Path,
+    check: &'a Check<'a>,
+    configurations: Vec<CheckedConf>,
     /// Objects without a configuration.
     others: Vec<String>,
 }
 
-impl Found {
+impl Found<'_> {
+    /// Checks and adds a configuration; `within` is the suffix for its place.
+    fn add_configuration(&mut self, within: &str, kind: ConfKind, text: &str) {
+        let (warnings, errors) = problems(text, |text| (self.check)(kind, text));
+        self.add_checked(within, warnings, errors);
+    }
+
+    fn add_checked(&mut self, within: &str, warnings: Vec<String>, errors: Vec<String>) {
+        let (place, error) = (format!("{}{within}", self.file.display()), errors.first().cloned());
+        self.configurations.push(CheckedConf { place, valid: errors.is_empty(), error, errors, warnings });
+    }
+
     /// Adds the configurations in a document. `whole` is the text of a document that is no manifest.
     fn add(&mut self, document: &Value, whole: &str) -> Result<(), String> {
         let Some(keys) = document.as_object() else { return Err("expected an object".to_owned()) };
@@ -239,9 +235,13 @@ impl Found {
                 let config = document["spec"]["config"].as_str().unwrap_or_default();
                 let place = format!(": NetworkAttachmentDefinition {name}: spec.config");
                 if config.trim().is_empty() {
-                    self.configurations.push((place, ConfKind::EmptyDefinition, name.to_owned()));
+                    let what = format!(
+                        "empty: Multus uses the file on the node whose network is named {name:?}, usually \
+                         /etc/cni/multus/net.d/{name}.conf or /etc/cni/net.d/{name}.conf; validate that file"
+                    );
+                    self.add_checked(&place, vec![what], Vec::new());
                 } else if may_be_ours(config) {
-                    self.configurations.push((place, ConfKind::Definition, config.to_owned()));
+                    self.add_configuration(&place, ConfKind::Definition, config);
                 } else {
                     self.others.push(format!("NetworkAttachmentDefinition {name} of another plugin"));
                 }
@@ -250,7 +250,7 @@ impl Found {
             Some(kind) => self.others.push(format!("{kind} {name}")),
             None => match helm_values(keys) {
                 Some(values) => return Err(values),
-                None => self.configurations.push((String::new(), kind(keys), whole.to_owned())),
+                None => self.add_configuration("", kind(keys), whole),
             },
         }
         Ok(())
@@ -261,7 +261,7 @@ impl Found {
     fn add_chart(&mut self, name: &str, data: &Value) -> Result<(), String> {
         let Some(config) = data["config.json"].as_str() else { return Ok(()) };
         let place = |key: &str| format!("ConfigMap {name}: data[\"{key}\"]");
-        self.configurations.push((format!(": {}", place("config.json")), ConfKind::Keys, config.to_owned()));
+        self.add_configuration(&format!(": {}", place("config.json")), ConfKind::Keys, config);
         // Only the file's own entry reports that it is invalid.
         let shared: Map<String, Value> = serde_json::from_str(config).unwrap_or_default();
         let place = place("attachments.json");
@@ -271,7 +271,7 @@ impl Found {
         for (i, attachment) in attachments.into_iter().enumerate() {
             let mut keys = shared.clone();
             keys.extend(attachment);
-            self.configurations.push((format!(": {place}[{i}]"), ConfKind::Keys, Value::Object(keys).to_string()));
+            self.add_configuration(&format!(": {place}[{i}]"), ConfKind::Keys, &Value::Object(keys).to_string());
         }
         Ok(())
     }
@@ -317,10 +317,6 @@ fn check(
             let warning = summary.as_ref().and_then(kubeconfig_warning);
             Ok(validate(&conf, target)?.into_iter().chain(warning).collect())
         }
-        ConfKind::EmptyDefinition => Ok(vec![format!(
-            "empty: Multus uses the file on the node whose network is named {text:?}, usually \
-             /etc/cni/multus/net.d/{text}.conf or /etc/cni/net.d/{text}.conf; validate that file"
-        )]),
         ConfKind::Node => NodeConf::parse(NODE_CONFIGURATION, text.as_bytes()).map(|(_, warnings)| warnings),
         ConfKind::Keys => {
             let mut keys = json!({"cniVersion": "1.0.0", "name": "n", "type": PROGRAM});

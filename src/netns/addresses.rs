@@ -1,16 +1,10 @@
 //! Addresses and interfaces of the calling thread's network namespace.
 
-use super::rtnetlink::{
-    FAMILIES, IP6_HINT, LO, RTM_DELADDR, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, accept_existing, accept_missing, dump,
-    failed, open, request,
-};
+use super::rtnetlink::{FAMILIES, LO, RTM_GETADDR, RTM_GETLINK, dump, failed, open};
 use crate::cni::{DEFAULT_INTERFACE, Error, is_matchable_interface};
 use crate::netlink::attributes::{Attributes, find_text};
-use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL, NetlinkSocket};
 use crate::wait;
-use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressHeader, AddressHeaderFlags, AddressMessage};
-use nix::errno::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::thread::park_timeout;
@@ -203,30 +197,4 @@ pub fn wait_for_lo(addresses: OwnFamilies) -> Result<(), Error> {
         park_timeout(left);
     }
     Ok(())
-}
-
-/// Adds the address [`PROXY_LOOPBACK`] to lo, unless lo has it already.
-pub(super) fn add_proxy_loopback(socket: &mut NetlinkSocket) -> Result<(), Error> {
-    // Without this flag, the proxy can't bind to the address until duplicate address detection has finished.
-    let address = proxy_loopback(AddressHeaderFlags::Nodad);
-    accept_existing(request(socket, RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &address))
-        .map_err(|errno| failed("can't add the address ::6 to lo", errno, IP6_HINT))
-}
-
-/// Removes the address [`PROXY_LOOPBACK`] from lo, if lo has it.
-pub(super) fn remove_proxy_loopback(socket: &mut NetlinkSocket) -> Result<(), Error> {
-    // If IPv6 is disabled, lo has no IPv6 addresses.
-    match request(socket, RTM_DELADDR, 0, &proxy_loopback(AddressHeaderFlags::empty())) {
-        Err(Errno::ENXIO | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT) => Ok(()),
-        other => accept_missing(other).map_err(|errno| failed("can't remove the address ::6 from lo", errno, "")),
-    }
-}
-
-fn proxy_loopback(flags: AddressHeaderFlags) -> AddressMessage {
-    let mut message = AddressMessage::default();
-    message.header =
-        AddressHeader { family: AddressFamily::Inet6, prefix_len: 128, flags, index: LO, ..AddressHeader::default() };
-    let address = PROXY_LOOPBACK.into();
-    message.attributes = vec![AddressAttribute::Address(address), AddressAttribute::Local(address)];
-    message
 }

@@ -65,48 +65,14 @@ fn request(family: u8, states: u32) -> [u8; 56] {
     request
 }
 
-/// Returns whether a connection to `port` of the loopback address would be accepted, over IPv4 or IPv6: a redirected
-/// connection arrives there. The kernel looks up one socket, so the cost does not depend on the pod's other sockets.
+/// Returns whether a process accepts TCP connections to a port of 127.0.0.1 or `::1`.
 ///
 /// # Errors
-/// The request fails, or the kernel can't list TCP sockets.
+/// The kernel does not list the sockets.
 pub fn listens(port: u16) -> Result<bool, Error> {
-    let lookup = || -> Result<bool, Errno> {
-        let mut socket = NetlinkSocket::open(SockProtocol::NetlinkSockDiag)?;
-        for address in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
-            match socket.request(SOCK_DIAG_BY_FAMILY, 0, &listener(address, port), &[]) {
-                Ok(()) => return Ok(true),
-                // EINVAL: a kernel without IPv6.
-                Err(Errno::ENOENT | Errno::EINVAL) => {}
-                Err(errno) => return Err(errno),
-            }
-        }
-        // A kernel without the module tcp_diag answers ENOENT as well. A dump that selects no state lists nothing.
-        socket.dump(SOCK_DIAG_BY_FAMILY, &request(AF_INET, 0), &Attributes::new(), |_| ())?;
-        Ok(false)
-    };
-    let hint = "; load the kernel module tcp_diag";
-    lookup().map_err(|errno| failed(&format!("can't find out whether TCP port {port} listens"), errno, hint))
-}
-
-/// Returns a `struct inet_diag_req_v2` that selects the listener for connections to `address` and `port`.
-fn listener(address: IpAddr, port: u16) -> [u8; 56] {
-    let mut listener = [0; 56];
-    listener[1] = IPPROTO_TCP;
-    listener[8..10].copy_from_slice(&port.to_be_bytes());
-    match address {
-        IpAddr::V4(address) => {
-            listener[0] = AF_INET;
-            listener[12..16].copy_from_slice(&address.octets());
-        }
-        IpAddr::V6(address) => {
-            listener[0] = AF_INET6;
-            listener[12..28].copy_from_slice(&address.octets());
-        }
-    }
-    // INET_DIAG_NOCOOKIE
-    listener[48..].fill(0xff);
-    listener
+    let accepts =
+        |ip: IpAddr| ip.is_unspecified() || [IpAddr::V4(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()].contains(&ip);
+    Ok(sockets(LISTEN)?.iter().any(|socket| socket.local.port() == port && accepts(socket.local.ip())))
 }
 
 /// Parses a `struct inet_diag_msg`; `None` if it is truncated.

@@ -2,15 +2,16 @@
 //! TPROXY's policy routing. Fixtures are added before the rules, have no effect without them, and are removed when
 //! no attachment needs them.
 
-use super::addresses::{OwnFamilies, add_proxy_loopback, own_families, remove_proxy_loopback};
-use super::routes::{deletion, message, out_interface, table};
+use super::addresses::{OwnFamilies, PROXY_LOOPBACK, own_families};
+use super::routes::{message, out_interface, table};
 use super::rtnetlink::{
-    FAMILIES, IP6_HINT, LO, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, RTM_NEWRULE,
-    accept_existing, accept_missing, failed, list, open, request, rule_header,
+    FAMILIES, IP6_HINT, LO, RTM_DELADDR, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWADDR,
+    RTM_NEWROUTE, RTM_NEWRULE, accept_existing, accept_missing, failed, list, open, request, rule_header,
 };
 use crate::cni::Error;
 use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkSocket};
 use netlink_packet_route::AddressFamily;
+use netlink_packet_route::address::{AddressAttribute, AddressHeader, AddressHeaderFlags, AddressMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType};
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleHeader, RuleMessage};
 use nix::errno::Errno;
@@ -59,7 +60,7 @@ impl Fixtures {
         routing.chain(self.proxy_loopback.then_some(Fixture::ProxyLoopback)).collect()
     }
 
-    /// Returns the objects that are missing in the namespace, or have no effect.
+    /// Returns the objects that are missing in the namespace.
     ///
     /// # Errors
     /// The kernel does not list policy rules or routes.
@@ -70,8 +71,7 @@ impl Fixtures {
             let mut missing = BTreeSet::new();
             for fixture in self.objects() {
                 let exists = match (fixture, &mut socket) {
-                    (Fixture::Route(route), Some(socket)) => route.is_in_effect(socket)?,
-                    (Fixture::Rule(rule), Some(socket)) => rule.find(socket)?.is_some(),
+                    (Fixture::Route { .. } | Fixture::Rule { .. }, Some(socket)) => fixture.exists(socket)?,
                     _ => addresses.proxy_loopback,
                 };
                 if !exists {
@@ -112,18 +112,31 @@ impl Fixtures {
 pub enum Fixture {
     /// The address [`super::PROXY_LOOPBACK`] on lo.
     ProxyLoopback,
-    /// A route of TPROXY.
-    Route(LocalRoute),
-    /// A policy rule of TPROXY.
-    Rule(PolicyRule),
+    /// TPROXY's route `local default dev lo table TABLE`.
+    Route {
+        /// Whether it is for IPv6.
+        ip6: bool,
+        /// The routing table.
+        table: u32,
+    },
+    /// TPROXY's policy rule `fwmark MARK lookup TABLE`.
+    Rule {
+        /// Whether it is for IPv6.
+        ip6: bool,
+        /// The routing table.
+        table: u32,
+        /// The firewall mark.
+        mark: u32,
+    },
 }
 
 impl fmt::Display for Fixture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let family = if self.is_ip6() { "IPv6" } else { "IPv4" };
         match self {
             Self::ProxyLoopback => f.write_str("address ::6/128 on lo"),
-            Self::Route(route) => route.fmt(f),
-            Self::Rule(rule) => rule.fmt(f),
+            Self::Route { table, .. } => write!(f, "{family} route local default dev lo table {table}"),
+            Self::Rule { table, mark, .. } => write!(f, "{family} policy rule fwmark {mark:#x} lookup {table}"),
         }
     }
 }
@@ -132,15 +145,43 @@ impl Fixture {
     const fn is_ip6(self) -> bool {
         match self {
             Self::ProxyLoopback => true,
-            Self::Route(LocalRoute { ip6, .. }) | Self::Rule(PolicyRule { ip6, .. }) => ip6,
+            Self::Route { ip6, .. } | Self::Rule { ip6, .. } => ip6,
         }
     }
 
+    const fn family(self) -> AddressFamily {
+        if self.is_ip6() { AddressFamily::Inet6 } else { AddressFamily::Inet }
+    }
+
+    /// Returns whether the namespace has this route or policy rule.
+    fn exists(self, socket: &mut NetlinkSocket) -> Result<bool, Errno> {
+        let Self::Route { table: own, .. } = self else { return Ok(self.find_rule(socket)?.is_some()) };
+        let routes: Vec<RouteMessage> = list(socket, RTM_GETROUTE, &self.route(own).header)?;
+        Ok(routes.iter().any(|route| {
+            let RouteHeader { address_family, destination_prefix_length, kind, .. } = route.header;
+            (address_family, destination_prefix_length, kind) == (self.family(), 0, RouteType::Local)
+                && table(route) == own
+                && out_interface(route) == Some(LO)
+        }))
+    }
+
+    /// Adds the object; an existing one is no error. A route replaces another default route of its table.
     fn add(self, socket: &mut NetlinkSocket) -> Result<(), Error> {
         let added = match self {
-            Self::ProxyLoopback => return add_proxy_loopback(socket),
-            Self::Route(route) => route.add(socket),
-            Self::Rule(rule) => rule.add(socket),
+            // Without this flag, the proxy can't bind to the address until duplicate address detection has finished.
+            Self::ProxyLoopback => {
+                let address = proxy_loopback(AddressHeaderFlags::Nodad);
+                accept_existing(request(socket, RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &address))
+            }
+            Self::Route { table, .. } => {
+                request(socket, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, &self.route(table))
+            }
+            Self::Rule { table, mark, .. } => {
+                let mut rule = RuleMessage::default();
+                rule.header = rule_header(self.family());
+                rule.attributes = vec![RuleAttribute::FwMark(mark), RuleAttribute::Table(table)];
+                accept_existing(request(socket, RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, &rule))
+            }
         };
         added.map_err(|e| {
             let hint = match e {
@@ -152,14 +193,50 @@ impl Fixture {
         })
     }
 
+    /// Removes the object; a missing one is no error.
     fn remove(self, socket: &mut NetlinkSocket) -> Result<(), Error> {
-        let removed = match self {
-            Self::ProxyLoopback => return remove_proxy_loopback(socket),
-            Self::Route(route) => route.remove(socket),
-            Self::Rule(rule) => rule.remove(socket),
+        let remove = |socket: &mut NetlinkSocket| match self {
+            Self::ProxyLoopback => request(socket, RTM_DELADDR, 0, &proxy_loopback(AddressHeaderFlags::empty())),
+            Self::Route { table, .. } => request(socket, RTM_DELROUTE, 0, &self.route(table)),
+            Self::Rule { .. } => match self.find_rule(socket)? {
+                Some(rule) => request(socket, RTM_DELRULE, 0, &rule),
+                None => Ok(()),
+            },
         };
-        removed.map_err(|errno| failed(&format!("can't remove the {self}"), errno, ""))
+        accept_missing(remove(socket)).map_err(|errno| failed(&format!("can't remove the {self}"), errno, ""))
     }
+
+    fn route(self, table: u32) -> RouteMessage {
+        let header = RouteHeader {
+            address_family: self.family(),
+            protocol: RouteProtocol::Boot,
+            scope: RouteScope::Host,
+            kind: RouteType::Local,
+            ..RouteHeader::default()
+        };
+        let mut attributes = vec![RouteAttribute::Oif(LO), RouteAttribute::Table(table)];
+        // Without a metric, a removal for IPv6 matches any route of the table over lo.
+        if self.is_ip6() {
+            attributes.push(RouteAttribute::Priority(IP6_METRIC));
+        }
+        message(header, attributes)
+    }
+
+    /// Returns the policy rule as the kernel lists it.
+    fn find_rule(self, socket: &mut NetlinkSocket) -> Result<Option<RuleMessage>, Errno> {
+        let Self::Rule { table, mark, .. } = self else { return Ok(None) };
+        let rules: Vec<RuleMessage> = list(socket, RTM_GETRULE, &rule_header(self.family()))?;
+        Ok(rules.into_iter().find(|rule| by_mark(rule) == Some((mark, table))))
+    }
+}
+
+fn proxy_loopback(flags: AddressHeaderFlags) -> AddressMessage {
+    let mut message = AddressMessage::default();
+    message.header =
+        AddressHeader { family: AddressFamily::Inet6, prefix_len: 128, flags, index: LO, ..AddressHeader::default() };
+    let address = PROXY_LOOPBACK.into();
+    message.attributes = vec![AddressAttribute::Address(address), AddressAttribute::Local(address)];
+    message
 }
 
 /// Adds fixtures.
@@ -233,127 +310,7 @@ impl Routing {
     fn objects(self) -> impl Iterator<Item = Fixture> {
         let Self { mark, table, .. } = self;
         let families = [Some(false), self.ip6.then_some(true)].into_iter().flatten();
-        families.flat_map(move |ip6| {
-            [Fixture::Route(LocalRoute { ip6, table }), Fixture::Rule(PolicyRule { ip6, table, mark })]
-        })
-    }
-}
-
-/// Returns the address family of an object, and its name.
-const fn family(ip6: bool) -> (AddressFamily, &'static str) {
-    if ip6 { (AddressFamily::Inet6, "IPv6") } else { (AddressFamily::Inet, "IPv4") }
-}
-
-/// A route `local default dev lo table TABLE`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct LocalRoute {
-    ip6: bool,
-    table: u32,
-}
-
-impl fmt::Display for LocalRoute {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} route local default dev lo table {}", family(self.ip6).1, self.table)
-    }
-}
-
-impl LocalRoute {
-    /// Returns whether this is the first default route of the table; a later one has no effect.
-    fn is_in_effect(self, socket: &mut NetlinkSocket) -> Result<bool, Errno> {
-        Ok(self.defaults(socket)?.first().is_some_and(is_local))
-    }
-
-    /// Adds the route, and removes default routes of the table that precede it or have its metric.
-    fn add(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
-        request(socket, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, &self.message())?;
-        for other in self.defaults(socket)?.into_iter().take_while(|route| !is_local(route)) {
-            accept_missing(request(socket, RTM_DELROUTE, 0, &deletion(other)))?;
-        }
-        Ok(())
-    }
-
-    /// Removes the route; a missing one is no error.
-    fn remove(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
-        accept_missing(request(socket, RTM_DELROUTE, 0, &self.message()))
-    }
-
-    /// Returns the table's default routes in the order in which the kernel prefers them: routes for a type of service
-    /// first, then by metric.
-    fn defaults(self, socket: &mut NetlinkSocket) -> Result<Vec<RouteMessage>, Errno> {
-        let is_default = |route: &RouteMessage| {
-            let RouteHeader { address_family, destination_prefix_length, source_prefix_length, .. } = route.header;
-            (address_family, destination_prefix_length, source_prefix_length) == (family(self.ip6).0, 0, 0)
-                && table(route) == self.table
-        };
-        let metric = |route: &RouteMessage| {
-            route.attributes.iter().find_map(|attribute| match attribute {
-                RouteAttribute::Priority(metric) => Some(*metric),
-                _ => None,
-            })
-        };
-        let mut defaults: Vec<RouteMessage> = list(socket, RTM_GETROUTE, &self.message().header)?;
-        defaults.retain(is_default);
-        defaults.sort_by_key(|route| (route.header.tos == 0, metric(route).unwrap_or_default()));
-        Ok(defaults)
-    }
-
-    fn message(self) -> RouteMessage {
-        let header = RouteHeader {
-            address_family: family(self.ip6).0,
-            protocol: RouteProtocol::Boot,
-            scope: RouteScope::Host,
-            kind: RouteType::Local,
-            ..RouteHeader::default()
-        };
-        let mut attributes = vec![RouteAttribute::Oif(LO), RouteAttribute::Table(self.table)];
-        // Without a metric, a removal for IPv6 matches any route of the table over lo.
-        if self.ip6 {
-            attributes.push(RouteAttribute::Priority(IP6_METRIC));
-        }
-        message(header, attributes)
-    }
-}
-
-/// Returns whether a default route delivers packets locally.
-fn is_local(route: &RouteMessage) -> bool {
-    route.header.kind == RouteType::Local && out_interface(route) == Some(LO)
-}
-
-/// A policy rule `fwmark MARK lookup TABLE`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PolicyRule {
-    ip6: bool,
-    table: u32,
-    mark: u32,
-}
-
-impl fmt::Display for PolicyRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} policy rule fwmark {:#x} lookup {}", family(self.ip6).1, self.mark, self.table)
-    }
-}
-
-impl PolicyRule {
-    /// Adds the policy rule; an existing one is no error.
-    fn add(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
-        let mut rule = RuleMessage::default();
-        rule.header = rule_header(family(self.ip6).0);
-        rule.attributes = vec![RuleAttribute::FwMark(self.mark), RuleAttribute::Table(self.table)];
-        accept_existing(request(socket, RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, &rule))
-    }
-
-    /// Removes the policy rule; a missing one is no error.
-    fn remove(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
-        match self.find(socket)? {
-            Some(rule) => accept_missing(request(socket, RTM_DELRULE, 0, &rule)),
-            None => Ok(()),
-        }
-    }
-
-    /// Returns the policy rule as the kernel lists it.
-    fn find(self, socket: &mut NetlinkSocket) -> Result<Option<RuleMessage>, Errno> {
-        let rules: Vec<RuleMessage> = list(socket, RTM_GETRULE, &rule_header(family(self.ip6).0))?;
-        Ok(rules.into_iter().find(|rule| by_mark(rule) == Some((self.mark, self.table))))
+        families.flat_map(move |ip6| [Fixture::Route { ip6, table }, Fixture::Rule { ip6, table, mark }])
     }
 }
 

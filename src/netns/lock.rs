@@ -11,8 +11,6 @@ use std::time::Duration;
 
 /// The directory of the lock files: one file `DEVICE-INODE` for each namespace in use.
 pub(super) const DIRECTORY: &str = "/run/detour/locks";
-/// How often the directory is created again if another process removes it.
-const MAX_ATTEMPTS: u32 = 10;
 /// The intervals between two attempts to take the lock: flock(2) has no timeout.
 const POLL_INTERVALS: wait::Intervals = [Duration::from_millis(1), Duration::from_millis(20)];
 
@@ -33,28 +31,24 @@ pub(super) enum LockError {
     /// Another process holds it.
     Busy,
     /// The lock file or its directory can't be used.
-    Io(PathBuf, io::Error),
+    Io(io::Error),
 }
 
 impl NetnsLock {
     /// Takes the lock of a namespace; waits up to `timeout`. Creates the directory if `create` is set.
     pub(super) fn acquire(directory: &Path, id: NetnsId, create: bool, timeout: Duration) -> Result<Self, LockError> {
         let path = directory.join(format!("{}-{}", id.device, id.inode));
-        let mut attempts_left = MAX_ATTEMPTS;
-        let mut open = || loop {
-            let opened = trusted_file::open(&path, OFlags::WRONLY | OFlags::CREATE);
-            match opened {
-                Err(error) if error.kind() == ErrorKind::NotFound && create && attempts_left > 0 => {
-                    attempts_left -= 1;
-                    create_directory(directory).map_err(|e| LockError::Io(directory.to_owned(), e))?;
+        let open = || trusted_file::open(&path, OFlags::WRONLY | OFlags::CREATE);
+        let acquire = || {
+            let file = match open() {
+                Err(error) if error.kind() == ErrorKind::NotFound && create => {
+                    create_directory(directory).and_then(|()| open())
                 }
-                other => return other.map_err(|e| LockError::Io(path.clone(), e)),
-            }
+                opened => opened,
+            };
+            Self::try_acquire(&path, file?)
         };
-        wait::until(timeout, POLL_INTERVALS, || {
-            Self::try_acquire(&path, open()?).map_err(|e| LockError::Io(path.clone(), e))
-        })?
-        .ok_or(LockError::Busy)
+        wait::until(timeout, POLL_INTERVALS, acquire).map_err(LockError::Io)?.ok_or(LockError::Busy)
     }
 
     /// Takes the lock, unless another process holds it or has removed its file in the meantime.
@@ -141,7 +135,7 @@ mod tests {
     fn only_root_can_open_a_lock_and_its_file_is_removed() {
         let directory = Directory::new("modes");
         assert!(
-            matches!(NetnsLock::acquire(&directory.0, ID, false, LONG), Err(LockError::Io(_, e)) if e.kind() == ErrorKind::NotFound)
+            matches!(NetnsLock::acquire(&directory.0, ID, false, LONG), Err(LockError::Io(e)) if e.kind() == ErrorKind::NotFound)
         );
         let lock = directory.acquire(LONG).expect("acquired");
         let mode = |path: &Path| fs::metadata(path).expect("it exists").permissions().mode() & 0o7777;

@@ -133,11 +133,11 @@ impl NetNs {
                 Err(Error::new(Code::TryAgain, msg))
             }
             // No ADD has created the directory, so no other call can hold the lock.
-            Err(LockError::Io(_, error)) if mode == LockMode::Read && error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(LockError::Io(path, error)) => {
+            Err(LockError::Io(error)) if mode == LockMode::Read && error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(LockError::Io(error)) => {
+                let directory = lock::DIRECTORY;
                 let msg = format!(
-                    "network namespace {shown}: can't lock it: {}: {error}; check that root can create files there",
-                    path.display()
+                    "network namespace {shown}: can't lock it: {directory}: {error}; check that root can create files there"
                 );
                 if mode == LockMode::Change {
                     return Err(Error::new(Code::Io, msg));

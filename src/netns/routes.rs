@@ -19,7 +19,7 @@ use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessa
 use nix::errno::Errno;
 use nix::net::if_::{if_indextoname, if_nametoindex};
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 /// `IPPROTO_TCP`, `IPPROTO_UDP`.
 const IPPROTO_TCP: u8 = 6;
@@ -58,24 +58,8 @@ pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<()
 }
 
 /// The private and the special addresses (RFC 6890): no route to them leads to public ones.
-const NOT_PUBLIC: [(IpAddr, u8); 16] = [
-    (IpAddr::V4(Ipv4Addr::new(0, 0, 0, 0)), 8),
-    (IpAddr::V4(Ipv4Addr::new(10, 0, 0, 0)), 8),
-    (IpAddr::V4(Ipv4Addr::new(100, 64, 0, 0)), 10),
-    (IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8),
-    (IpAddr::V4(Ipv4Addr::new(169, 254, 0, 0)), 16),
-    (IpAddr::V4(Ipv4Addr::new(172, 16, 0, 0)), 12),
-    (IpAddr::V4(Ipv4Addr::new(192, 0, 2, 0)), 24),
-    (IpAddr::V4(Ipv4Addr::new(192, 168, 0, 0)), 16),
-    (IpAddr::V4(Ipv4Addr::new(198, 18, 0, 0)), 15),
-    (IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)), 24),
-    (IpAddr::V4(Ipv4Addr::new(203, 0, 113, 0)), 24),
-    (IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0)), 3),
-    (IpAddr::V6(Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0)), 7),
-    (IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)), 10),
-    (IpAddr::V6(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0)), 8),
-    (IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0)), 32),
-];
+const NOT_PUBLIC: &str = "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.2.0/24 \
+    192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/3 fc00::/7 fe80::/10 ff00::/8 2001:db8::/32";
 /// A subnet with a shorter prefix is no network of its own, but a part of the public addresses.
 const SHORTEST_SUBNET: [u8; 2] = [8, 16];
 
@@ -129,8 +113,9 @@ fn is_public(route: &RouteMessage) -> bool {
     });
     let is_special = destination.is_some_and(|to| {
         NOT_PUBLIC
-            .iter()
-            .any(|(net, bits)| length >= *bits && IpNet::new(*net, *bits).is_ok_and(|net| net.contains(&to)))
+            .split(' ')
+            .filter_map(|net| net.parse::<IpNet>().ok())
+            .any(|net| length >= net.prefix_len() && net.contains(&to))
     });
     let shortest = SHORTEST_SUBNET[usize::from(address_family == AddressFamily::Inet6)];
     let is_subnet = protocol == RouteProtocol::Kernel && length >= shortest;

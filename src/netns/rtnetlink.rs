@@ -78,9 +78,10 @@ pub(super) fn accept_existing(result: Result<(), Errno>) -> Result<(), Errno> {
     accept(result, &[Errno::EEXIST])
 }
 
-/// Accepts the errors that a removed object does not exist.
+/// Accepts the errors that a removed object does not exist, also because IPv6 is disabled.
 pub(super) fn accept_missing(result: Result<(), Errno>) -> Result<(), Errno> {
-    accept(result, &[Errno::ENOENT, Errno::ESRCH, Errno::EADDRNOTAVAIL])
+    let disabled = [Errno::ENXIO, Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
+    accept(result, &[&[Errno::ENOENT, Errno::ESRCH, Errno::EADDRNOTAVAIL], &disabled[..]].concat())
 }
 
 fn accept(result: Result<(), Errno>, accepted: &[Errno]) -> Result<(), Errno> {

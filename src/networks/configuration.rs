@@ -3,8 +3,8 @@
 use crate::cni::{Block, BlockReader, Code, Error, excess, is_identifier, json_error, version, wrong_type};
 use serde_json::{Map, Value};
 
-/// A network's configuration, checked.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A network's configuration, checked, with the values that the plugins get with it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RunnableConfiguration {
     /// The text, with a name inserted if it had none.
     pub text: String,
@@ -18,6 +18,11 @@ pub struct RunnableConfiguration {
     pub disable_check: bool,
     /// `disableGC`: GC is skipped.
     pub disable_gc: bool,
+    /// `runtimeConfig` of the runtime; each plugin gets the keys that its `capabilities` list.
+    pub runtime_config: Map<String, Value>,
+    /// Values for `args.cni` of each plugin, from the pod's network selection (Multus's `cni-args`). They override
+    /// the plugin's own values.
+    pub args: Map<String, Value>,
     /// Whether it comes from the node's administrator: from the plugin's own configuration, or from a file that only
     /// root can change. Definitions come from users of the cluster.
     pub trusted: bool,
@@ -50,9 +55,9 @@ impl RunnableConfiguration {
             plugins: plugins(&block)?,
             disable_check: boolean(&keys, "disableCheck")?,
             disable_gc: boolean(&keys, "disableGC")?,
-            trusted: false,
             text,
             name,
+            ..Self::default()
         })
     }
 

@@ -4,8 +4,9 @@ pub use record::FormatCounts;
 
 use crate::cni::version::{NEWEST, SUPPORTED};
 use crate::cni::{Block, CniCommand, Code, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};
-use crate::delegate::{Call, Executables, NetworkConfiguration};
+use crate::delegate::{Call, Executables};
 use crate::logging::{EventCollector, Lines};
+use crate::networks::RunnableConfiguration;
 use crate::printable::Text;
 use crate::streams::Stdout;
 use crate::{logging, sub_plugins};
@@ -175,15 +176,15 @@ fn run_attachment(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
 }
 
 /// Returns the executables in the chain of `conf` as a network.
-fn executables(conf: &NetConf) -> NetworkConfiguration {
+fn executables(conf: &NetConf) -> RunnableConfiguration {
     let plugins: Vec<Block> = sub_plugins::executables(&conf.chain).map(|(_, block)| block.clone()).collect();
-    NetworkConfiguration {
+    RunnableConfiguration {
         name: conf.name.clone(),
         cni_version: conf.cni_version.clone(),
         plugins,
         runtime_config: conf.runtime_config.clone(),
         args: conf.args.clone(),
-        ..NetworkConfiguration::default()
+        ..RunnableConfiguration::default()
     }
 }
 

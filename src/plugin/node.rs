@@ -8,6 +8,7 @@ use crate::cni::{
     CniCommand, Code, Document, Error, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf, OWN_TYPES,
     Request, configuration,
 };
+use crate::host_path::HostPath;
 use crate::logging::EventCollector;
 use crate::trusted_file;
 use nix::sys::resource::{UsageWho, getrusage};
@@ -88,6 +89,17 @@ fn apply_without_file(
             Err(Error { msg: format!("{about}{}; {next}", error.msg), ..error })
         }
     }
+}
+
+/// The text of an installed configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InstalledText {
+    /// Its file.
+    pub path: HostPath,
+    /// Its text: of a configuration list, only the entry of the installation.
+    pub text: String,
+    /// Whether its place makes it apply to every pod: a configuration list, or Multus's auxiliary chain.
+    pub for_every_pod: bool,
 }
 
 /// Reads the node configuration and its warnings; `None` if the file does not exist. `place` is its name in messages,

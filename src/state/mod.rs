@@ -86,8 +86,8 @@ impl Store {
         let names = names_in(&self.directory(container_id))?;
         let parse = |name: &String| {
             let (network, ifname) = name.strip_suffix(SUFFIX)?.split_once(SEPARATOR)?;
-            let (network, ifname) = (network.to_owned(), ifname.to_owned());
-            Some(Attachment { container_id: container_id.to_owned(), network, ifname })
+            let owned = |text: &str| text.to_owned();
+            Some(Attachment { container_id: owned(container_id), network: owned(network), ifname: owned(ifname) })
         };
         Ok(names.iter().filter(|name| !is_temporary(name)).filter_map(parse).collect())
     }
@@ -144,11 +144,7 @@ impl Store {
             Err(error) if error.kind() == ErrorKind::IsADirectory => fs::remove_dir_all(&path),
             other => other,
         };
-        if let Err(error) = removed
-            && !is_missing(&error)
-        {
-            return Err(io_error("remove", &path, &error));
-        }
+        removed.or_else(|error| if is_missing(&error) { Ok(()) } else { Err(io_error("remove", &path, &error)) })?;
         self.remove_directory_if_empty(&attachment.container_id);
         Ok(())
     }

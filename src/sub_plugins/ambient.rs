@@ -41,7 +41,7 @@ pub fn enrolled_by(pod: &Pod, namespace: Option<&Namespace>) -> Option<EnrolledB
 
 /// Returns which label asks for the ambient mesh, whether or not Istio enrolls the pod.
 #[must_use]
-pub(super) fn labeled_by(pod: &Pod, namespace: Option<&Namespace>) -> Option<EnrolledBy> {
+pub fn labeled_by(pod: &Pod, namespace: Option<&Namespace>) -> Option<EnrolledBy> {
     let of_namespace = namespace.and_then(|namespace| namespace.dataplane_mode.as_deref());
     match pod.labels.get(DATAPLANE_MODE).map(String::as_str) {
         Some(AMBIENT) => Some(EnrolledBy::Pod),

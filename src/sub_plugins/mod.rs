@@ -27,7 +27,7 @@ mod tests;
 mod uid_exclude;
 mod values;
 
-pub use ambient::{EnrolledBy, bypasses_inbound, enrolled_by, is_meshed};
+pub use ambient::{EnrolledBy, bypasses_inbound, enrolled_by, is_meshed, labeled_by};
 pub use chain::{ChainInput, NeededFacts, executables, wants};
 pub use context::{Resolvers, StartedWith};
 pub use decision::{

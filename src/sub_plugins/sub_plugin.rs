@@ -85,6 +85,8 @@ impl fmt::Display for SettingSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
+            // The path in an attachment's configuration starts with the attachment's name.
+            Self::Configuration(path) if path.starts_with("network ") => f.write_str(path),
             Self::Configuration(path) => write!(f, "configuration, {path}"),
             Self::Container(key) => write!(f, "container istio-proxy, {key}"),
             Self::Argument(sub_plugin) => write!(f, "args.cni.{}", sub_plugin.name()),

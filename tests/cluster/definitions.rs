@@ -128,9 +128,8 @@ fn definitions_are_found_in_manifests() {
     assert!(why.contains("definitions-manifests"), "{why}");
 
     fs::write(dir.join("c.yaml"), "a: b: c").expect("a file");
-    assert!(source.definitions(&[object("shop", "a")]).is_ok());
-    let error = source.definitions(&[object("shop", "b")]).expect_err("the broken file may contain it");
-    assert!(error.msg.contains("c.yaml") && error.details.contains("shop/b"), "{error}");
+    let error = source.definitions(&[object("shop", "a")]).expect_err("a broken file");
+    assert!(error.msg.contains("c.yaml"), "{error}");
 }
 
 fn pod() -> Pod {

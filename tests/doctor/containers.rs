@@ -76,7 +76,7 @@ impl Containers {
         };
         let expected = Some(expected.iter().map(bypassing).collect());
         let runtime = Some("containerd 2.2.0".into());
-        status(scene, &ContainersStatus { runtime, error: error.into(), expected, ..ContainersStatus::default() });
+        status(scene, &ContainersStatus { runtime, error: error.into(), expected });
     }
 
     /// Replaces values that differ between runs.
@@ -119,19 +119,6 @@ fn each_check_passes_if_the_containers_are_as_expected() {
 }
 
 #[test]
-fn the_socket_that_the_agent_uses_is_checked_instead_of_the_default_one() {
-    scene(plan(), |scene| {
-        let _containers = Containers::new(scene);
-        let socket = Some("/run/other/nri.sock".into());
-        status(scene, &ContainersStatus { socket, ..ContainersStatus::default() });
-        let report = scene.report(&POD);
-        let (outcome, found, _) = line(&report, "containers-ready");
-        assert_eq!(outcome, "fail");
-        assert!(found.starts_with("/run/other/nri.sock: No such file or directory"), "{found}");
-    });
-}
-
-#[test]
 fn the_runtime_without_nri() {
     play("containers-no-nri", &["containers-ready"], |scene, _| {
         fs::remove_file(scene.path(NRI_SOCKET)).expect("removed");
@@ -144,23 +131,6 @@ fn the_runtime_without_nri() {
 fn an_agent_that_is_not_registered() {
     play("containers-not-registered", &["containers-ready"], |scene, _| {
         status(scene, &ContainersStatus::default());
-    });
-}
-
-#[test]
-fn the_next_step_names_the_runtime_if_the_agent_uses_nri() {
-    scene(plan(), |scene| {
-        let _containers = Containers::new(scene);
-        let next = |socket: Option<&str>| {
-            let error = "the runtime does not accept connections".into();
-            status(
-                scene,
-                &ContainersStatus { socket: socket.map(str::to_owned), error, ..ContainersStatus::default() },
-            );
-            line(&scene.report(&POD), "containers-ready").2.to_owned()
-        };
-        assert!(next(Some("/var/run/nri/nri.sock")).contains("check that the container runtime runs; "));
-        assert!(next(None).contains("set the chart value containerExclusion.enabled=true"));
     });
 }
 

@@ -264,7 +264,7 @@ fn a_plain_attachment_is_no_entry_of_the_cluster_networks_list() {
     let mut plan = Plan::new();
     plan.cluster.annotate(NETWORKS, "");
     scene(plan, |scene| {
-        let found = lines(&scene.report(&[&POD[..], &["--chained=true"]].concat()));
+        let found = lines(&scene.report(&POD));
         let line = |id: &str| (found[id].0.as_str(), found[id].1.as_str());
         assert_eq!(line("plugin-attached"), ("fail", "the pod's annotation names no network of this plugin"));
         assert_eq!(line("redirected"), ("not-checked", "because plugin-attached failed"));

@@ -271,7 +271,7 @@ impl Scene {
         let text = text.replace(&self.root.display().to_string(), "").replace(&self.api, "https://10.96.0.1:443");
         // The golden files do not depend on the version.
         let text = text.replace(concat!("bin/detour: ", env!("CARGO_PKG_VERSION")), "bin/detour: VERSION");
-        let text = text.replace(concat!("expected version ", env!("CARGO_PKG_VERSION")), "expected version VERSION");
+        let text = text.replace(concat!("expected detour ", env!("CARGO_PKG_VERSION")), "expected detour VERSION");
         let text = match text.split_once("the last: ") {
             Some((before, line)) => format!("{before}the last: …{}", &line[line.find('\n').unwrap_or(0)..]),
             None => text,

@@ -148,7 +148,7 @@ fn arguments_in_errors_are_escaped() {
             &["doctor", HOSTILE],
             &["doctor", "--platform", HOSTILE],
             &["doctor", "--config", HOSTILE],
-            &["audit", "--chained", HOSTILE],
+            &["audit", "--platform", HOSTILE],
             &["install", "--conf-dir", HOSTILE],
             &["agent", "--node-name", "a", HOSTILE],
             &["validate", HOSTILE],

@@ -370,5 +370,5 @@ fn each_refused_configuration_creates_one_event_of_the_agents_pod() {
 fn a_taint_without_a_node_name_is_a_warning() {
     let scene = Scene::with("agent-taint", "10-calico.conflist", CALICO);
     let agent = Agent::start(&scene, "a", &["--taint=detour.io/not-ready"]);
-    agent.wait_for_log("--taint detour.io/not-ready: the agent sets no taint: unknown node name; add --node-name NAME");
+    agent.wait_for_log("--taint, --nri-socket: no effect: unknown node name; add --node-name NAME");
 }

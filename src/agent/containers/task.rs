@@ -238,7 +238,7 @@ impl State {
             }
         };
         let expected = sandbox.filter(|_| runtime.is_some()).and_then(Sandbox::expected);
-        ContainersStatus { runtime, socket: Some(self.task.nri_socket.to_string()), error, expected }
+        ContainersStatus { runtime, error, expected }
     }
 }
 

@@ -1,11 +1,12 @@
 //! The watched kinds of objects. Only the parts that the agent uses are parsed, and only some of them are cached.
 
-use crate::cluster::wire::{ContainerStatus, DefinitionObject, Metadata, NamespaceObject, PodObject};
+use crate::cluster::wire::{DefinitionObject, Metadata, NamespaceObject, PodObject};
 use crate::cluster::{Definition, Kind, ObjectRef};
 use crate::pod::well_known::{
     DATAPLANE_MODE, DISABLE_ENVOY, DNS_CAPTURE, INJECT, INVALID_DROP, PROXY_CONTAINER, VALIDATION_CONTAINER,
 };
 use crate::pod::{Container, Namespace, Pod};
+use k8s_openapi::api::core::v1::ContainerStatus;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -13,6 +13,9 @@ use tokio::time::sleep;
 /// A watch that ended regularly within this time counts as failed.
 const MIN_WATCH_TIME: Duration = Duration::from_secs(1);
 
+/// The timeout of a page of a list. The API server answers within a minute.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// The pauses after failures.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(800), Duration::from_secs(30));
 
@@ -77,7 +80,8 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
     /// cache, which may be older than what was watched before.
     async fn list(&mut self, from_cache: bool) -> Result<String, Failure> {
         self.cache.begin_list();
-        let listed = self.account.list(&self.collection, from_cache, |sent| self.cache.add(sent)).await;
+        let listed =
+            self.account.session()?.list(&self.collection, from_cache, PAGE_TIMEOUT, |sent| self.cache.add(sent)).await;
         if listed.is_ok() {
             self.set_synced("");
         }
@@ -88,7 +92,7 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
     /// Applies the events of one watch, and updates the version at which the next one continues.
     async fn follow(&mut self, version: &mut String) -> Result<(), Failure> {
         let started = Instant::now();
-        let mut events = self.account.follow::<T::Sent>(&self.collection, version).await?;
+        let mut events = self.account.session()?.watch::<T::Sent>(&self.collection, version).await?;
         // The API server has accepted the watch, and sends nothing until an object changes.
         self.set_synced(" again");
         while let Some(event) = events.next().await? {

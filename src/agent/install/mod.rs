@@ -14,7 +14,7 @@ mod settings;
 
 pub use crate::cni::PROGRAM;
 pub use crate::host_path::{HostPath, HostRoot};
-pub use node::{CHAIN_FILE, Installed, InstalledText, InstalledTexts, Leadership, NodeFiles, state_path};
+pub use node::{CHAIN_FILE, Installed, InstalledTexts, Leadership, NodeFiles, state_path};
 pub use plan::{
     Change, ConfFile, Content, DesiredFile, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, ListEntry,
     OWN_LIST,

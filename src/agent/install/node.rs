@@ -2,7 +2,7 @@
 
 mod installed;
 
-pub use installed::{Installed, InstalledText, InstalledTexts};
+pub use installed::{Installed, InstalledTexts};
 
 use super::InstallError;
 use super::conflist::{ConfList, UnusableList};

@@ -1,18 +1,17 @@
 //! Runs `kubectl`: it selects the cluster and the user, reads objects, and runs commands in the agents' containers.
 
-use crate::cli::output::CommandError;
 use clap::Args;
 use detour_cni::cluster::{Definition, DefinitionQuery, Definitions, Lookup, objects};
 use detour_cni::cni::{Code, Error};
-use detour_cni::inspect::{AgentOutput, AgentPod, NodeLabels, ProgramOutput, run_program};
+use detour_cni::inspect::{AgentOutput, AgentPod, ProgramOutput, run_program};
 use detour_cni::pod::Facts;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::Duration;
-use std::{fs, thread};
 
 /// The maximum output of a command in an agent's container, in bytes.
 const MAX_OUTPUT: u64 = 16 << 20;
@@ -24,9 +23,11 @@ const AGENT_LABEL: &str = "--selector=app.kubernetes.io/component=agent";
 const CONTAINER: &str = "agent";
 const DEFINITIONS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
-/// Selects the cluster, as flags of kubectl.
+/// `kubectl` or `oc`, with the flags that select the cluster.
 #[derive(Debug, Clone, Args)]
-pub(super) struct ConnectionArguments {
+pub(in crate::cli) struct Kubectl {
+    #[arg(skip)]
+    pub(super) program: &'static str,
     /// Kubeconfig, as in kubectl
     #[arg(long, value_name = "FILE", global = true)]
     kubeconfig: Option<PathBuf>,
@@ -38,31 +39,11 @@ pub(super) struct ConnectionArguments {
     agent_namespace: Option<String>,
 }
 
-/// `kubectl` or `oc`, with the flags that select the cluster.
-#[derive(Debug, Clone)]
-pub(in crate::cli) struct Kubectl {
-    program: &'static str,
-    flags: Vec<String>,
-    agent_namespace: Option<String>,
-}
-
 impl Kubectl {
-    /// # Errors
-    /// The file of `--kubeconfig` does not exist.
-    pub(super) fn new(program: &'static str, connection: &ConnectionArguments) -> Result<Self, CommandError> {
-        let kubeconfig = connection.kubeconfig.as_ref();
-        if let Some((path, why)) = kubeconfig.and_then(|path| Some((path, fs::metadata(path).err()?))) {
-            return Err(CommandError::Usage(format!("--kubeconfig {}: {why}", path.display())));
-        }
-        let kubeconfig = kubeconfig.map(|path| format!("--kubeconfig={}", path.display()));
-        let context = connection.context.as_ref().map(|name| format!("--context={name}"));
-        let flags = kubeconfig.into_iter().chain(context).collect();
-        Ok(Self { program, flags, agent_namespace: connection.agent_namespace.clone() })
-    }
-
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.program);
-        command.args(&self.flags).args(arguments);
+        command.args(self.kubeconfig.iter().map(|path| format!("--kubeconfig={}", path.display())));
+        command.args(self.context.iter().map(|name| format!("--context={name}"))).args(arguments);
         command
     }
 
@@ -121,15 +102,12 @@ impl Kubectl {
     pub(super) fn pod(&self, namespace: Option<&str>, name: &str) -> Result<Value, Error> {
         // As in kubectl logs and kubectl exec.
         let name = ["pod/", "pods/", "po/"].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
-        let failed = |what: String| Error::new(Code::PodUnknown, what);
-        if !name.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c)) {
-            return Err(failed(format!("pod {name:?}: not a name of a pod")));
-        }
         let found = self.get(&format!("pod/{name}"), namespace, &[])?.pop();
-        found.ok_or_else(|| match namespace {
-            Some(namespace) => failed(format!("pod {namespace}/{name}: not found")),
-            None => failed(format!("pod {name}: not found in the namespace of the context; add -n NAMESPACE")),
-        })
+        let place = || match namespace {
+            Some(namespace) => format!("pod {namespace}/{name}: not found"),
+            None => format!("pod {name}: not found in the namespace of the context; add -n NAMESPACE"),
+        };
+        found.ok_or_else(|| Error::new(Code::PodUnknown, place()))
     }
 
     /// Returns a pod with its namespace.
@@ -168,24 +146,21 @@ impl Kubectl {
         self.list("daemonsets.apps", self.agent_namespace.as_deref(), &[AGENT_LABEL])
     }
 
-    /// Returns the nodes that a label selector selects, sorted by name.
+    /// Returns the nodes that these flags of kubectl select.
     ///
     /// # Errors
     /// kubectl fails.
-    pub(super) fn nodes(&self, selector: Option<&str>) -> Result<Vec<NodeLabels>, Error> {
-        let selector = selector.map(|labels| format!("--selector={labels}"));
-        let found = self.get("nodes", None, &selector.as_deref().into_iter().collect::<Vec<_>>())?;
-        let mut nodes: Vec<NodeLabels> = found.iter().filter_map(NodeLabels::of).collect();
-        nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        Ok(nodes)
+    pub(super) fn nodes(&self, selectors: &[&str]) -> Result<Vec<Value>, Error> {
+        self.get("nodes", None, selectors)
     }
 
-    /// Returns the pods on a node, in one or all namespaces.
+    /// Returns the pods on a node that have not ended, in one or all namespaces.
     ///
     /// # Errors
     /// kubectl fails.
     pub(super) fn pods_of_node(&self, node: &str, namespace: Option<&str>) -> Result<Vec<Value>, Error> {
-        self.list("pods", namespace, &[&format!("--field-selector=spec.nodeName={node}")])
+        let selector = format!("--field-selector=spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed");
+        self.list("pods", namespace, &[&selector])
     }
 
     /// Runs a command in all these agents. Returns the output of each, or the error.
@@ -225,13 +200,7 @@ impl Kubectl {
             return Err(failed(&format!("not running: {reason}; {next}")));
         }
         let place = ["exec", "--namespace", &object.namespace, "--container", CONTAINER, &object.name, "--"];
-        let output = run(self.command(&[&place, words].concat()), timeout).map_err(|why| failed(&why))?;
-        // clap's messages about a command or an option that the agent's version does not know.
-        let unknown = ["unrecognized subcommand", "unexpected argument"];
-        match output.code == 2 && unknown.iter().any(|text| output.stderr.contains(text)) {
-            true => Err(format!("the agent in pod {object} is too old for this command; upgrade its release")),
-            false => Ok(output),
-        }
+        run(self.command(&[&place, words].concat()), timeout).map_err(|why| failed(&why))
     }
 }
 

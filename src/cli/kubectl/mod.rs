@@ -6,12 +6,10 @@ use super::{doctor, explain, print_error, print_report, print_usage, rules, trac
 use clap::builder::Resettable;
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
-use client::ConnectionArguments;
 use detour_cni::cni::{Code, Error};
-use detour_cni::inspect::{
-    AgentDaemonSet, AgentPod, NodeCheck, NodeLabels, NodesAudit, NodesCheck, pods_with_running_sidecar,
-};
+use detour_cni::inspect::{AgentPod, NodeCheck, NodesAudit, NodesCheck, has_sidecar, missing_agent};
 use detour_cni::printable::Text;
+use serde_json::Value;
 use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
@@ -29,7 +27,7 @@ pub(super) use client::Kubectl;
 #[command(name = "detour", version, after_help = EXAMPLES, max_term_width = 100)]
 struct Cli {
     #[command(flatten)]
-    connection: ConnectionArguments,
+    kubectl: Kubectl,
     #[command(subcommand)]
     command: KubectlCommand,
 }
@@ -50,35 +48,14 @@ trace with --config, get namespaces and network-attachment-definitions.
 
 Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.";
 
-/// The commands about a pod, with their examples.
+const EXIT_CODES: &str = "Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.";
+
+/// The commands about a pod, each with an example and a note.
 const ABOUT_PODS: [(&str, &str); 4] = [
-    (
-        "explain",
-        "  kubectl detour explain -n shop web-0
-        use the configuration that is installed on the pod's node; the report names its file
-  kubectl detour explain -n shop web-0 --config new.conf
-        show the effect of another configuration",
-    ),
-    (
-        "trace",
-        "  kubectl detour trace -n shop web-0 --from uid=1337 --to 10.96.0.10:53/udp
-        use the configuration that is installed on the pod's node; the report names its file
-  kubectl detour trace --live -n shop web-0 --from inbound --to 10.88.0.2:8080/tcp
-        use the live rules of the pod",
-    ),
-    (
-        "rules",
-        "  kubectl detour rules -n shop web-0
-
-The agent needs the capabilities that the chart value repair.enabled grants.",
-    ),
-    (
-        "doctor",
-        "  kubectl detour doctor -n shop web-0
-        check the pod's node, and the pod: from its annotations to its rules in the kernel
-
-To check the nodes without a pod, use kubectl detour check. For log files, run detour on the node.",
-    ),
+    ("explain", "-n shop web-0 --config new.conf\n        show the effect of another configuration"),
+    ("trace", "--live -n shop web-0 --from inbound --to 10.88.0.2:8080/tcp\n        use the live rules of the pod"),
+    ("rules", "-n shop web-0\n        requires the chart value repair.enabled"),
+    ("doctor", "-n shop web-0\n        to check all nodes without a pod, use kubectl detour check"),
 ];
 
 /// The programs that run plugins: `NAME-detour` is the command `detour` of NAME.
@@ -117,11 +94,10 @@ pub(crate) fn run_as_plugin_of_kubectl(program: &str) -> Option<ExitCode> {
 /// Returns the command line for kubectl or oc: the help texts of shared commands name this command line, and options
 /// that select objects on a node are hidden.
 fn command(host: &str) -> Command {
-    let about_pod = |own: Command, examples: &str| {
-        let shared = own.get_after_help().map(ToString::to_string).unwrap_or_default();
-        let codes = shared.rsplit_once("\n\nExit codes: ").map_or("", |(_, codes)| codes);
+    let about_pod = |own: Command, example: &str| {
         let help = "Namespace of the pod [default: the namespace of the kubeconfig's context]";
-        own.after_help(format!("Examples:\n{examples}\n\nExit codes: {codes}"))
+        let name = own.get_name().to_owned();
+        own.after_help(format!("Examples:\n  kubectl detour {name} {example}\n\n{EXIT_CODES}"))
             .mut_arg("namespace", |argument| argument.help(help).long_help(Resettable::Reset))
             .mut_args(|argument| {
                 let is_of_node = OF_NODE.contains(&argument.get_id().as_str());
@@ -135,37 +111,39 @@ fn command(host: &str) -> Command {
     };
     ABOUT_PODS.into_iter().fold(
         Cli::command().bin_name(format!("{host} detour")).mut_subcommand("rules", place),
-        |command, (name, examples)| command.mut_subcommand(name, |own| about_pod(own, examples)),
+        |command, (name, example)| command.mut_subcommand(name, |own| about_pod(own, example)),
     )
 }
 
 impl Cli {
     fn run(self, host: &'static str, matches: &ArgMatches) -> ExitCode {
-        let Self { connection, command: own } = self;
-        let connected = || Kubectl::new(host, &connection);
+        let mut kubectl = self.kubectl;
+        kubectl.program = host;
         let in_agent = |pod: (Option<&str>, Option<&str>), needs_netns| {
             let mut definition = command(host);
             definition.build();
-            run_in_agent(&connected()?, &definition, matches, pod, needs_netns)
+            run_in_agent(&kubectl, &definition, matches, pod, needs_netns)
         };
-        match own {
-            KubectlCommand::Check(own) => {
-                print_report(own.output, connected().and_then(|kubectl| check(&kubectl, &own)))
-            }
-            KubectlCommand::Audit(own) => {
-                print_report(own.output, connected().and_then(|kubectl| audit(&kubectl, &own)))
-            }
+        match self.command {
+            KubectlCommand::Check(own) => print_report(own.output, check(&kubectl, &own)),
+            KubectlCommand::Audit(own) => print_report(own.output, audit(&kubectl, &own)),
             KubectlCommand::Explain(mut own) => {
                 let result = match own.subject.in_cluster() {
                     Some(pod) => in_agent(pod, false),
-                    None => own.subject.read_with(connected()).and_then(|()| explain::run(&own)),
+                    None => {
+                        own.subject.read_with(kubectl.clone());
+                        explain::run(&own)
+                    }
                 };
                 print_report(own.output, result)
             }
             KubectlCommand::Trace(mut own) => {
                 let result = match own.subject.in_cluster() {
                     Some(pod) => in_agent(pod, own.live),
-                    None => own.subject.read_with(connected()).and_then(|()| trace::run(&own)),
+                    None => {
+                        own.subject.read_with(kubectl.clone());
+                        trace::run(&own)
+                    }
                 };
                 print_report(own.output, result)
             }
@@ -193,7 +171,7 @@ fn run_in_agent(
     let options = forwarded(definition.find_subcommand(name), matches)?;
     let pod = pod.ok_or_else(|| CommandError::Usage("expected a pod: [-n NAMESPACE] POD".to_owned()))?;
     let found = kubectl.pod(namespace, pod)?;
-    let text = |pointer| found.pointer(pointer).and_then(serde_json::Value::as_str).unwrap_or_default();
+    let text = |pointer| found.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let [namespace, pod, node] = ["/metadata/namespace", "/metadata/name", "/spec/nodeName"].map(text);
     let failed = |why: String| Error::new(Code::PodUnknown, format!("pod {namespace}/{pod}: {why}"));
     if node.is_empty() {
@@ -252,12 +230,9 @@ const CHECK_EXAMPLES: &str = "\
 Examples:
   kubectl detour check
   kubectl detour check --node worker-1
-        then run `kubectl detour doctor -n NAMESPACE POD` for a pod on the node
   kubectl detour check -l node-role.kubernetes.io/worker -o json
 
-The command runs `detour doctor --node` in the agents of all nodes, 16 at a time. A node that the
-DaemonSet of a release selects is unhealthy if it has no ready agent. Exclusions that are no longer
-needed do not change the exit code.
+A node that the DaemonSet of a release selects is unhealthy if it has no ready agent.
 
 Exit codes: 0 all nodes are healthy or skipped, 1 a node is unhealthy or the cluster can't be read,
 2 invalid arguments or input.";
@@ -267,10 +242,7 @@ Examples:
   kubectl detour audit -A
   kubectl detour audit -n shop -o json
 
-The command runs `detour audit` in one agent of each node, 16 at a time. Pods that are not
-redirected come first, then those with a rule of another program, then those with the most bytes.
-Most rules count only the first packet of each connection (docs/reports.md). The agents need the
-capabilities that the chart value repair.enabled grants.
+The agents need the capabilities that the chart value repair.enabled grants.
 
 Exit codes: 0 all pods are redirected and have the desired rules, 1 a pod is not redirected, has
 other rules, has a rule of another program that lets traffic bypass the mesh or was not examined,
@@ -280,8 +252,6 @@ or a node could not be audited, 2 invalid arguments or input.";
 const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the audit of the pods of one node.
 const AUDIT_TIMEOUT: Duration = Duration::from_secs(120);
-/// The maximum number of names of pods in the reason for a node.
-const MAX_NAMES: usize = 5;
 
 /// Check the installation, API access, the policies of running pods and the kernel on all nodes
 ///
@@ -316,34 +286,41 @@ struct AuditArguments {
 
 /// Checks the installation on all nodes.
 fn check(kubectl: &Kubectl, arguments: &CheckArguments) -> Result<CommandOutput, CommandError> {
-    let mut nodes = kubectl.nodes(arguments.selector.as_deref())?;
-    if let Some(name) = &arguments.node {
-        nodes.retain(|node| node.name == *name);
-    }
+    let selector = match (&arguments.node, &arguments.selector) {
+        (Some(name), _) => Some(format!("--field-selector=metadata.name={name}")),
+        (None, labels) => labels.as_ref().map(|labels| format!("--selector={labels}")),
+    };
+    let nodes = kubectl.nodes(&selector.as_deref().into_iter().collect::<Vec<_>>())?;
     if nodes.is_empty() {
-        let which = arguments.node.as_ref().map_or_else(
-            || arguments.selector.as_ref().map_or_else(|| "nodes".to_owned(), |labels| format!("nodes {labels:?}")),
-            |name| format!("node {name}"),
-        );
-        return Err(Error::new(Code::PodUnknown, format!("{which}: not found; see kubectl get nodes")).into());
+        let which = arguments.node.as_ref().or(arguments.selector.as_ref()).map_or("", String::as_str);
+        return Err(Error::new(Code::PodUnknown, format!("node {which}: not found; see kubectl get nodes")).into());
     }
-    let sets: Vec<AgentDaemonSet> = kubectl.daemon_sets()?.iter().filter_map(AgentDaemonSet::of).collect();
-    let all = kubectl.agents(arguments.node.as_deref())?;
-    if sets.is_empty() && all.is_empty() {
+    let sets = kubectl.daemon_sets()?;
+    let mut agents = kubectl.agents(arguments.node.as_deref())?;
+    if sets.is_empty() && agents.is_empty() {
         return Err(no_agents().into());
     }
-    let agents: Vec<&AgentPod> = all.iter().filter(|agent| nodes.iter().any(|node| node.name == agent.node)).collect();
+    let names: Vec<&str> = nodes.iter().filter_map(name_of).collect();
+    agents.retain(|agent| names.contains(&agent.node.as_str()));
     let words = ["/detour", "doctor", "--node", "--root", "/host", "-o", "json"];
-    let outputs = kubectl.run_in_all(&agents, &words, CHECK_TIMEOUT);
+    let outputs = kubectl.run_in_all(&agents.iter().collect::<Vec<_>>(), &words, CHECK_TIMEOUT);
     let of_agents = agents.iter().zip(&outputs);
     let of_agents = of_agents.map(|(agent, output)| NodeCheck::of_agent(agent, output.as_ref().map_err(Clone::clone)));
-    let without = nodes.iter().filter(|node| !agents.iter().any(|agent| agent.node == node.name));
-    let report = NodesCheck::of(of_agents.chain(without.map(|node| without_agent(node, &sets))).collect());
+    let without = nodes.iter().filter_map(|node| Some((node, name_of(node)?)));
+    let without = without.filter(|(_, name)| !agents.iter().any(|agent| agent.node == *name)).map(|(node, name)| {
+        let (is_expected, reason) = missing_agent(node, &sets);
+        NodeCheck::without_agent(name, is_expected, reason)
+    });
+    let report = NodesCheck::of(of_agents.chain(without).collect());
     if !report.healthy {
         let nodes: Vec<&str> = report.unhealthy().into_iter().collect();
         print_error(format_args!("unhealthy nodes: {}", nodes.join(", ")), ExitCode::FAILURE);
     }
     arguments.output.render_verdict(&report, report.healthy)
+}
+
+fn name_of(node: &Value) -> Option<&str> {
+    node["metadata"]["name"].as_str()
 }
 
 /// Lists the pods of all nodes that bypass the mesh.
@@ -372,33 +349,15 @@ fn audit(kubectl: &Kubectl, arguments: &AuditArguments) -> Result<CommandOutput,
         Err(error) => report.add("nodes without an agent", Err(error.to_string())),
     }
     let report = report.sorted();
-    if !report.errors.is_empty() {
-        let nodes: Vec<&str> = report.errors.iter().map(|error| error.node.as_str()).collect();
-        print_error(format_args!("nodes not audited: {}", nodes.join(", ")), ExitCode::FAILURE);
-    }
     arguments.output.render_verdict(&report, report.is_clean())
 }
 
 /// Returns the error for a cluster without agents.
 fn no_agents() -> Error {
-    let msg = "no agent found: no pod has the labels app.kubernetes.io/part-of=detour and \
-               app.kubernetes.io/component=agent and mounts /var/lib/cni/detour of its node; install detour, or correct \
-               --context and --agent-namespace";
+    let msg = "no agent found: no pod with the labels app.kubernetes.io/part-of=detour and \
+               app.kubernetes.io/component=agent mounts /var/lib/cni/detour; install detour, or correct --context and \
+               --agent-namespace";
     Error::new(Code::PodUnknown, msg)
-}
-
-/// Returns the result of a node without an agent.
-fn without_agent(node: &NodeLabels, sets: &[AgentDaemonSet]) -> NodeCheck {
-    let selecting = |result| sets.iter().find(|set| set.selects(node) == result).map(|set| &set.object);
-    let (expected, reason) = match (selecting(Some(true)), selecting(None)) {
-        (Some(set), _) => {
-            let next = format!("see kubectl describe daemonset -n {} {}", set.namespace, set.name);
-            (false, format!("no agent, but DaemonSet {set} selects this node; {next}"))
-        }
-        (None, Some(set)) => (true, format!("no agent; DaemonSet {set} has a node affinity")),
-        (None, None) => (true, "no agent; no DaemonSet of an agent selects this node".to_owned()),
-    };
-    NodeCheck::without_agent(&node.name, expected, reason)
 }
 
 /// Returns the nodes without an agent that have pods with a sidecar, with the reason why these pods are not examined.
@@ -408,19 +367,15 @@ fn not_audited(
     agents: &[&AgentPod],
 ) -> Result<Vec<(String, String)>, Error> {
     let mut found = Vec::new();
-    for NodeLabels { name, .. } in kubectl.nodes(None)? {
+    for node in kubectl.nodes(&[])? {
+        let name = name_of(&node).unwrap_or_default();
         if agents.iter().any(|agent| agent.node == name) {
             continue;
         }
-        let pods = pods_with_running_sidecar(&kubectl.pods_of_node(&name, namespace)?);
-        if !pods.is_empty() {
-            let shown = pods[..pods.len().min(MAX_NAMES)].join(", ");
-            let more = if pods.len() > MAX_NAMES { ", …" } else { "" };
-            let error = format!(
-                "no agent; pods with a sidecar, not examined: {} ({shown}{more}); see kubectl detour check --node {name}",
-                pods.len()
-            );
-            found.push((name, error));
+        let pods = kubectl.pods_of_node(name, namespace)?.iter().filter(|pod| has_sidecar(pod)).count();
+        if pods > 0 {
+            let next = format!("see kubectl detour check --node {name}");
+            found.push((name.to_owned(), format!("no agent; pods with a sidecar, not examined: {pods}; {next}")));
         }
     }
     Ok(found)

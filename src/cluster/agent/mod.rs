@@ -3,9 +3,9 @@
 //!
 //! `protocol` contains the messages.
 
-use super::api::{Api, Deadline, WRITE_TIMEOUT};
-use super::fact_source::{Cluster, Definitions, Reports, with_pod};
+use super::api::{Api, WRITE_TIMEOUT};
 use super::resources::{DefinitionQuery, Event, Lookup};
+use super::{Cluster, Definitions, Reports, with_pod};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use nix::errno::Errno;
@@ -81,7 +81,7 @@ fn ask<T>(
     read: impl FnOnce(AgentAnswer) -> Option<T>,
 ) -> Result<T, String> {
     let answer = exchange(socket, ask, false, timeout).map_err(|no_answer| no_answer.to_string())?;
-    read(answer).ok_or_else(|| NoAnswer::Other.to_string())
+    read(answer).ok_or_else(|| other().to_string())
 }
 
 /// The agent behind a socket, with the API as fallback.
@@ -116,10 +116,10 @@ impl AgentClient {
         fallback: impl FnOnce(&Api) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let timeout = timeout.min(self.timeout);
-        let deadline = Deadline::after(timeout);
+        let started = Instant::now();
         let agent_timeout = if self.api.is_some() { (timeout / 2).min(MAX_AGENT_TIMEOUT) } else { timeout };
         let answer = self.ask_agent(ask, agent_timeout);
-        let no_answer = match answer.and_then(|answer| read(answer).ok_or(NoAnswer::Other)) {
+        let no_answer = match answer.and_then(|answer| read(answer).ok_or_else(other)) {
             Ok(value) => {
                 tracing::debug!(facts = "agent", "answered by the agent");
                 return Ok(value);
@@ -137,7 +137,8 @@ impl AgentClient {
         };
         tracing::debug!(facts = "api", why, "asking the API server instead of the agent");
         let is_connected = !matches!(no_answer, NoAnswer::NotConnected(_));
-        fallback(&api.by(deadline, is_connected)).map_err(|error| {
+        let left = timeout.saturating_sub(started.elapsed());
+        fallback(&api.as_fallback(left, is_connected)).map_err(|error| {
             let separator = if error.details.is_empty() { "" } else { "; " };
             let details = format!("{}{separator}agent_socket {socket}: {why}", error.details);
             error.with_details(details)
@@ -154,7 +155,7 @@ impl AgentClient {
             match error {
                 NoAnswer::NotConnected(_) => tracing::info!(%socket, why, "no agent answers"),
                 NoAnswer::Silent(_) => tracing::warn!(%socket, why, "the agent does not answer"),
-                NoAnswer::Failed(_) | NoAnswer::Other => return,
+                NoAnswer::Failed(_) => return,
             }
             *self.silence.borrow_mut() = Some(error.clone());
         })
@@ -225,19 +226,18 @@ enum NoAnswer {
     /// No process of root accepts a connection.
     #[error("{0}")]
     NotConnected(String),
-    /// No answer, or one that can't be read.
+    /// No answer, one that can't be read, or one of another kind.
     #[error("{0}")]
     Silent(String),
     /// The request failed.
     #[error("the agent failed: {0}")]
     Failed(Error),
-    /// An answer of another kind.
-    #[error("{OTHER}")]
-    Other,
 }
 
-/// What agents of earlier versions answer, and agents that are mistaken.
-const OTHER: &str = "the agent answered another request, or its version does not support this one";
+/// Returns the reason if the answer is that of an earlier version, or of an agent that is mistaken.
+fn other() -> NoAnswer {
+    NoAnswer::Silent("the agent answered another request, or its version does not support this one".to_owned())
+}
 
 /// Sends a request and waits for the answer.
 fn exchange(path: &Path, ask: RequestKind, from_memory: bool, timeout: Duration) -> Result<AgentAnswer, NoAnswer> {

@@ -134,9 +134,6 @@ pub struct CallReport {
 pub struct ContainersStatus {
     /// Name and version of the runtime at which the agent is registered as an NRI plugin; `None` if it is not.
     pub runtime: Option<String>,
-    /// The runtime's NRI socket on the node that the agent uses; `None` without NRI, and from an earlier agent.
-    #[serde(default)]
-    pub socket: Option<String>,
     /// Why the agent is not registered, or could not exclude a container of this sandbox; may be empty.
     pub error: String,
     /// The elements that the sets must have now; `None` if the agent does not know them.

@@ -1,31 +1,23 @@
 //! The requests besides those for facts: those of the agent as its pod's service account, and those of `doctor` and
 //! `audit`.
 
-use super::failure::Failure;
-use super::request::{ApiRequest, Collection, Kind, Target, event, in_namespace};
-use super::retry::Deadline;
+use super::request::{ApiRequest, Collection, Failure, Kind, Target, event, in_namespace};
 use super::server::{Api, WRITE_TIMEOUT};
-use super::session::{Events, Session};
-use crate::cluster::resources::{
-    Event, NodeTaints, ObjectRef, Permission, ReportedEvent, ScheduledPod, Token, Workload,
-};
+use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Permission, ScheduledPod, Token, Workload};
 use crate::cluster::wire::{DaemonSetObject, NamespaceObject, PodObject};
-use crate::cni::{Code, Error};
+use crate::cni::Error;
 use crate::pod::{Namespace, Pod, PodRef};
 use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::Event as ApiEvent;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request, WatchEvent};
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use std::time::Duration;
-use tokio::time::timeout;
 
-/// The timeout for creating a token and for reading a DaemonSet, including retries.
+/// The timeout for creating a token, including retries, and for reading a DaemonSet.
 const TOKEN_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a watch of one object may take to send it, before a request checks whether it exists.
-const FIRST_EVENT_TIMEOUT: Duration = Duration::from_secs(3);
-/// The timeout of a page of the agent's lists. The API server answers within a minute.
-const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The beginning of the answer of an API server that binds no tokens to nodes.
 const UNBOUND: &str = "cannot bind token to ";
 
@@ -84,7 +76,7 @@ impl Api {
         let params = DeleteParams::default().preconditions(preconditions);
         let target = Target(Kind::POD, Some(&pod.namespace), &pod.name);
         let request = ApiRequest::of_object("delete", "pods", target, |pods| pods.delete(&pod.name, &params));
-        self.session()?.run(self.change(request))
+        self.wait_for(self.change(request))
     }
 
     /// Gets a node (`get nodes`).
@@ -121,89 +113,55 @@ impl Api {
         self.within(WRITE_TIMEOUT).sent(&request?, |_: IgnoredAny| Ok(())).await
     }
 
-    /// Returns whether a DaemonSet exists and is not being deleted; retries for `timeout`.
+    /// Returns whether a DaemonSet exists and is not being deleted; retries for `timeout`. A list is requested, because "not
+    /// found" can also come from a server that does not serve all resources yet, or from a proxy in front of it.
     ///
     /// # Errors
     /// The API rejects the request, or does not answer.
     pub async fn has(&self, daemon_set: &ObjectRef, timeout: Duration) -> Result<bool, Error> {
-        self.session()?.has(daemon_set, timeout).await
+        let exists = |found: List<DaemonSetObject>| Ok(found.items.iter().any(|one| !one.metadata.is_deleting()));
+        self.within(timeout).sent(&ApiRequest::list(&only(daemon_set), of(daemon_set))?, exists).await
     }
 
     /// Watches a DaemonSet for some minutes. Calls `report` with whether it exists, first at once and then after each
-    /// change. If the watch does not start with the object, a request checks whether it exists. For tasks of the
-    /// connection's event loop.
+    /// change. For tasks of the connection's event loop.
     ///
     /// # Errors
     /// As [`Self::token`].
     pub async fn watch(&self, daemon_set: &ObjectRef, mut report: impl FnMut(bool)) -> Result<(), Error> {
-        let ObjectRef { namespace, name } = daemon_set;
-        let (session, request) = (self.session()?, ApiRequest::get(Kind::DAEMON_SET, Some(namespace), name)?);
+        let (session, collection) = (self.session()?, only(daemon_set));
+        let request = ApiRequest::list(&collection, of(daemon_set))?;
         let failed = |failure: Failure| session.error(&request, failure);
-        let named = Collection::new(Kind::DAEMON_SET, Some(namespace), Some(("metadata.name", name)));
-        let collection = Collection { metadata_only: true, ..named };
-        // The object's own version may be older than the API server's watch cache, which is empty after each start of the
-        // server. A watch from any version starts with the object, so no change is missed.
-        let mut events = session.watch::<DaemonSetObject>(&collection, None).await.map_err(failed)?;
-        let mut next = match timeout(FIRST_EVENT_TIMEOUT, events.next()).await {
-            Ok(first) => first,
-            Err(_) => {
-                report(session.has(daemon_set, TOKEN_TIMEOUT).await?);
-                events.next().await
-            }
-        };
-        while let Some(event) = next.map_err(failed)? {
+        let mut exists = false;
+        let found = |object: DaemonSetObject| exists = !object.metadata.is_deleting();
+        let version = session.list(&collection, true, TOKEN_TIMEOUT, found).await.map_err(failed)?;
+        report(exists);
+        let mut events = session.watch::<DaemonSetObject>(&collection, &version).await.map_err(failed)?;
+        while let Some(event) = events.next().await.map_err(failed)? {
             match event {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => report(!object.metadata.is_deleting()),
                 WatchEvent::Deleted(_) => report(false),
                 WatchEvent::Bookmark(_) | WatchEvent::Error(_) => {}
             }
-            next = events.next().await;
         }
         Ok(())
     }
-
-    /// Calls `each` with every object of a collection. Returns the version of the list, at which a watch continues.
-    /// `from_cache` is whether the server may answer from its cache, as for the first list of a client: that takes no
-    /// request to etcd, which would have to read the pods of all nodes.
-    ///
-    /// # Errors
-    /// The API server rejects a request or does not answer, an object is too large, or the list does not end.
-    pub(crate) async fn list<T: DeserializeOwned>(
-        &self,
-        collection: &Collection,
-        from_cache: bool,
-        each: impl FnMut(T),
-    ) -> Result<String, Failure> {
-        self.session()?.list(collection, from_cache, PAGE_TIMEOUT, each).await
-    }
-
-    /// Watches the objects of a collection from `version` on, for some minutes. The server has started the watch when this
-    /// returns.
-    ///
-    /// # Errors
-    /// The API server rejects the request or does not answer.
-    pub(crate) async fn follow<T: DeserializeOwned>(
-        &self,
-        collection: &Collection,
-        version: &str,
-    ) -> Result<Events<T>, Failure> {
-        self.session()?.watch(collection, Some(version)).await
-    }
 }
 
-impl Session {
-    /// Returns whether a DaemonSet exists. A 404 counts only if it names the DaemonSet: a server that does not serve all
-    /// resources yet, or a proxy in front of it, answers 404 as well.
-    async fn has(&self, daemon_set: &ObjectRef, timeout: Duration) -> Result<bool, Error> {
-        let ObjectRef { namespace, name } = daemon_set;
-        let mut request = ApiRequest::get(Kind::DAEMON_SET, Some(namespace), name)?;
-        request.confirmed_by = Some(name.clone());
-        let accept = |found: DaemonSetObject| Ok(!found.metadata.is_deleting());
-        match self.send(&request, Deadline { awaits: false, ..Deadline::after(timeout) }, accept).await {
-            Err(error) if error.code == Code::PodUnknown => Ok(false),
-            result => result,
-        }
-    }
+/// The items of a list.
+#[derive(Deserialize)]
+struct List<T> {
+    items: Vec<T>,
+}
+
+/// Returns the collection of this DaemonSet only.
+fn only(ObjectRef { namespace, name }: &ObjectRef) -> Collection {
+    let named = Collection::new(Kind::DAEMON_SET, Some(namespace), Some(("metadata.name", name)));
+    Collection { metadata_only: true, ..named }
+}
+
+fn of(daemon_set: &ObjectRef) -> String {
+    format!("DaemonSet {daemon_set}")
 }
 
 /// The requests of `doctor` and `audit`.
@@ -218,9 +176,8 @@ impl Api {
     pub fn version(&self) -> Result<String, Error> {
         let http = Request::new("/version").list(&ListParams::default());
         let request = ApiRequest::of(http, "the API server".to_owned(), "get /version".to_owned())?;
-        self.send(&request, |found: Value| {
-            Ok(found["gitVersion"].as_str().unwrap_or("of an unknown version").to_owned())
-        })
+        let version = |found: Value| Ok(found["gitVersion"].as_str().unwrap_or("of an unknown version").to_owned());
+        self.wait_for(self.sent(&request, version))
     }
 
     /// Returns whether the client has a permission, with a `SelfSubjectAccessReview` (k8s.io/api, `authorization/v1`):
@@ -236,19 +193,19 @@ impl Api {
         let http = kind.requests(None).create(&PostParams::default(), body.to_string().into());
         let subject = format!("the permission to {permission}");
         let request = ApiRequest::of(http, subject, format!("create {}", kind.resource()))?;
-        self.send(&request, |review: Value| Ok(review["status"]["allowed"] == true))
+        self.wait_for(self.sent(&request, |review: Value| Ok(review["status"]["allowed"] == true)))
     }
 
     /// Returns the Events about the pods of that name, the latest last.
     ///
     /// # Errors
     /// The request failed.
-    pub fn events(&self, PodRef { namespace, name, .. }: &PodRef) -> Result<Vec<ReportedEvent>, Error> {
+    pub fn events(&self, PodRef { namespace, name, .. }: &PodRef) -> Result<Vec<ApiEvent>, Error> {
         let of_pod =
             Collection::new(Kind::EVENT, Some(namespace), Some(("involvedObject.kind=Pod,involvedObject.name", name)));
-        let mut events: Vec<Value> = self.all(&of_pod, format!("events of pod {namespace}/{name}"))?;
-        events.sort_by_cached_key(last_time);
-        Ok(events.iter().map(reported_event).collect())
+        let mut events = self.wait_for(self.all(&of_pod, format!("events of pod {namespace}/{name}")))?;
+        events.sort_by_key(last_time);
+        Ok(events)
     }
 
     /// Returns the pods that are scheduled to a node, in `namespace` or in all namespaces.
@@ -257,7 +214,7 @@ impl Api {
     /// A request failed.
     pub fn pods_of_node(&self, node: &str, namespace: Option<&str>) -> Result<Vec<ScheduledPod>, Error> {
         let of_node = Collection::new(Kind::POD, namespace, Some(("spec.nodeName", node)));
-        let pods = self.all(&of_node, format!("pods on node {node}{}", in_namespace(namespace)))?;
+        let pods = self.wait_for(self.all(&of_node, format!("pods on node {node}{}", in_namespace(namespace))))?;
         Ok(pods.into_iter().map(scheduled_pod).collect())
     }
 
@@ -268,10 +225,10 @@ impl Api {
     pub fn namespaces(&self, name: Option<&str>) -> Result<Vec<Namespace>, Error> {
         if let Some(name) = name {
             let request = ApiRequest::get(Kind::NAMESPACE, None, name)?;
-            return self.send(&request, |found: NamespaceObject| Ok(vec![found.into()]));
+            return self.wait_for(self.sent(&request, |found: NamespaceObject| Ok(vec![found.into()])));
         }
         let found: Vec<NamespaceObject> =
-            self.all(&Collection::new(Kind::NAMESPACE, None, None), "namespaces".to_owned())?;
+            self.wait_for(self.all(&Collection::new(Kind::NAMESPACE, None, None), "namespaces".to_owned()))?;
         Ok(found.into_iter().map(Into::into).collect())
     }
 }
@@ -288,20 +245,9 @@ fn scheduled_pod(object: PodObject) -> ScheduledPod {
 
 /// Returns the time of the last occurrence of an Event in either form: `core/v1`, or one that was created as
 /// `events.k8s.io/v1`.
-fn last_time(event: &Value) -> Option<Timestamp> {
-    let times = ["lastTimestamp", "eventTime", "firstTimestamp"].iter();
-    times.filter_map(|key| event[key].as_str()).find(|time| !time.is_empty())?.parse().ok()
-}
-
-fn reported_event(event: &Value) -> ReportedEvent {
-    let text = |key: &str| event[key].as_str().unwrap_or_default().to_owned();
-    let count = [&event["count"], &event["series"]["count"]].into_iter().find_map(Value::as_u64);
-    ReportedEvent {
-        warning: event["type"] == "Warning",
-        reason: text("reason"),
-        message: text("message"),
-        count: count.unwrap_or(1),
-    }
+fn last_time(event: &ApiEvent) -> Option<Timestamp> {
+    let last = event.last_timestamp.as_ref().map(|time| time.0).or(event.event_time.as_ref().map(|time| time.0));
+    last.or(event.first_timestamp.as_ref().map(|time| time.0))
 }
 
 #[cfg(test)]

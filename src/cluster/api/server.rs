@@ -1,13 +1,11 @@
 //! An API server with the credentials of a kubeconfig or a service account, and as a source of facts.
 
-use super::failure::Failure;
-use super::request::{ApiRequest, Collection, Kind, event, network_status};
-use super::retry::Deadline;
-use super::session::Session;
-use crate::cluster::fact_source::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
+use super::request::{ApiRequest, Collection, Failure, Kind, event, network_status};
+use super::session::{Deadline, Session};
 use crate::cluster::kubeconfig::Kubeconfig;
 use crate::cluster::resources::{DefinitionQuery, Event, Lookup};
 use crate::cluster::wire::{DefinitionObject, NamespaceObject, PodObject};
+use crate::cluster::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use futures_util::future::{join_all, try_join_all};
@@ -32,8 +30,8 @@ pub struct Api {
     credentials: Arc<Credentials>,
     /// The timeout for facts, including retries, and of each page of a list.
     timeout: Duration,
-    /// The deadline of a lookup that has asked another source before; `None` for one that starts with the request.
-    deadline: Option<Deadline>,
+    /// Whether a lookup ends early if the server accepts no connection: no other source has accepted one.
+    needs_connection: bool,
     /// Whether requests are retried after transient errors.
     retries: bool,
     /// The node of the pod whose account it is.
@@ -63,7 +61,15 @@ impl Api {
 
     fn new(credentials: Credentials) -> Self {
         let (credentials, session) = (Arc::new(credentials), Arc::default());
-        Self { credentials, timeout: TIMEOUT, deadline: None, retries: true, node: None, session, runtime: None }
+        Self {
+            credentials,
+            timeout: TIMEOUT,
+            needs_connection: true,
+            retries: true,
+            node: None,
+            session,
+            runtime: None,
+        }
     }
 
     /// Returns the server of a kubeconfig. Absolute paths in it refer to the file system that is mounted at `root`.
@@ -115,14 +121,13 @@ impl Api {
         Self { retries: false, ..self }
     }
 
-    /// Returns the server for a lookup that has asked another source before. The attempts do not end early if that has
-    /// accepted a connection.
-    pub(in crate::cluster) fn by(&self, deadline: Deadline, is_connected: bool) -> Self {
-        Self { deadline: Some(Deadline { needs_connection: !is_connected, ..deadline }), ..self.clone() }
+    /// Returns the same server for a lookup that another source, which accepted a connection or not, did not answer.
+    pub(in crate::cluster) fn as_fallback(&self, left: Duration, is_connected: bool) -> Self {
+        Self { timeout: left, needs_connection: !is_connected, ..self.clone() }
     }
 
     /// Returns the session, which the first call opens.
-    pub(super) fn session(&self) -> Result<&Session, Error> {
+    pub(crate) fn session(&self) -> Result<&Session, Error> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
@@ -138,20 +143,16 @@ impl Api {
 
     /// Returns the deadline of a lookup that starts now.
     fn deadline(&self) -> Deadline {
-        let deadline = self.deadline.unwrap_or_else(|| Deadline::after(self.timeout));
-        Deadline { retries: self.retries, ..deadline }
+        let Self { needs_connection, retries, .. } = *self;
+        Deadline { needs_connection, retries, ..Deadline::after(self.timeout) }
+    }
+
+    /// Waits for requests. Not for tasks of a shared event loop.
+    pub(super) fn wait_for<T>(&self, requests: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        self.session()?.run(requests)
     }
 
     /// Sends a request whose first "not found" is the result, and returns what `accept` takes from the answer.
-    pub(super) fn send<T: DeserializeOwned, U>(
-        &self,
-        request: &ApiRequest,
-        accept: impl Fn(T) -> Result<U, Failure>,
-    ) -> Result<U, Error> {
-        self.session()?.run(self.sent(request, accept))
-    }
-
-    /// The same for tasks.
     pub(super) async fn sent<T: DeserializeOwned, U>(
         &self,
         request: &ApiRequest,
@@ -161,55 +162,44 @@ impl Api {
     }
 
     /// Returns the objects of a collection, with one attempt per page. `subject` describes them in messages.
-    pub(super) fn all<T: DeserializeOwned>(&self, collection: &Collection, subject: String) -> Result<Vec<T>, Error> {
-        self.session()?.run(self.find_all(collection, subject))
-    }
-
-    async fn find_all<T: DeserializeOwned>(&self, collection: &Collection, subject: String) -> Result<Vec<T>, Error> {
+    pub(super) async fn all<T: DeserializeOwned>(
+        &self,
+        collection: &Collection,
+        subject: String,
+    ) -> Result<Vec<T>, Error> {
         let (session, mut objects) = (self.session()?, Vec::new());
         let request = ApiRequest::list(collection, subject)?;
         let listed = session.list(collection, false, self.timeout, |object| objects.push(object)).await;
         listed.map(|_| objects).map_err(|failure| session.error(&request, failure))
-    }
-
-    async fn get_pod(&self, session: &Session, deadline: Deadline, wanted: &PodRef) -> Result<Pod, Error> {
-        let accept = |found: PodObject| {
-            let pod = Pod::from(found);
-            if pod.matches(wanted) { Ok(pod) } else { Err(Failure::not_found(uid_mismatch(&pod, wanted))) }
-        };
-        let request = ApiRequest::get(Kind::POD, Some(&wanted.namespace), &wanted.name)?;
-        session.send(&request, deadline, accept).await
-    }
-
-    async fn get_namespace(&self, session: &Session, deadline: Deadline, wanted: &PodRef) -> Result<Namespace, Error> {
-        let accept = |found: NamespaceObject| Ok(found.into());
-        let request = ApiRequest::get(Kind::NAMESPACE, None, &wanted.namespace)?;
-        session.send(&request, deadline, accept).await.map_err(|error| with_pod(wanted, error))
     }
 }
 
 /// The requests for facts and the reports, for tasks. [`Cluster`] has them for callers that block.
 impl Api {
     pub(crate) async fn find_facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        let session = self.session().map_err(|error| with_pod(wanted, error))?;
-        let deadline = self.deadline();
+        let (session, deadline) = (self.session()?, self.deadline());
+        let accept = |found: PodObject| {
+            let pod = Pod::from(found);
+            if pod.matches(wanted) { Ok(pod) } else { Err(Failure::not_found(uid_mismatch(&pod, wanted))) }
+        };
+        let request = ApiRequest::get(Kind::POD, Some(&wanted.namespace), &wanted.name)?;
         let namespace = async {
             if !with_namespace {
                 return Ok(Ok(None));
             }
-            match self.get_namespace(session, deadline, wanted).await {
+            match self.find_namespace(wanted).await {
                 // The pod is probably missing too, which is the better error.
                 Err(error) if error.code == Code::PodUnknown => Ok(Err(error)),
                 other => other.map(|namespace| Ok(Some(namespace))),
             }
         };
-        let (pod, namespace) = tokio::try_join!(self.get_pod(session, deadline, wanted), namespace)?;
+        let (pod, namespace) = tokio::try_join!(session.send(&request, deadline, accept), namespace)?;
         Ok(Facts { pod, namespace: namespace? })
     }
 
     pub(crate) async fn find_namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        let session = self.session().map_err(|error| with_pod(wanted, error))?;
-        self.get_namespace(session, self.deadline(), wanted).await
+        let request = ApiRequest::get(Kind::NAMESPACE, None, &wanted.namespace)?;
+        self.session()?.send(&request, self.deadline(), |found: NamespaceObject| Ok(found.into())).await
     }
 
     pub(crate) async fn find_definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
@@ -227,8 +217,7 @@ impl Api {
 
     pub(crate) async fn check(&self) -> Result<(), Error> {
         let request = ApiRequest::get(Kind::POD, Some("default"), "detour-status-probe")?;
-        let at_once = Self { deadline: None, ..self.within(PROBE_TIMEOUT) };
-        match at_once.sent(&request, |_: PodObject| Ok(())).await {
+        match self.within(PROBE_TIMEOUT.min(self.timeout)).sent(&request, |_: PodObject| Ok(())).await {
             // "Not found" shows that the server answers and grants the permission to get pods.
             Err(error) if error.code == Code::PodUnknown => Ok(()),
             result => result,
@@ -247,28 +236,26 @@ impl Api {
 
 impl Cluster for Api {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        let session = self.session().map_err(|error| with_pod(wanted, error))?;
-        session.run(self.find_facts(wanted, with_namespace))
+        self.wait_for(self.find_facts(wanted, with_namespace)).map_err(|error| with_pod(wanted, error))
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        let session = self.session().map_err(|error| with_pod(wanted, error))?;
-        session.run(self.find_namespace(wanted))
+        self.wait_for(self.find_namespace(wanted)).map_err(|error| with_pod(wanted, error))
     }
 
     fn probe(&self) -> Result<(), Error> {
-        self.session()?.run(self.check())
+        self.wait_for(self.check())
     }
 }
 
 impl Definitions for Api {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        if wanted.is_empty() { Ok(Vec::new()) } else { self.session()?.run(self.find_definitions(wanted)) }
+        if wanted.is_empty() { Ok(Vec::new()) } else { self.wait_for(self.find_definitions(wanted)) }
     }
 }
 
 impl Reports for Api {
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
-        self.session()?.run(self.send_report(pod, status, events))
+        self.wait_for(self.send_report(pod, status, events))
     }
 }

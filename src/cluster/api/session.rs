@@ -1,14 +1,14 @@
-//! A session with an API server: the client, the event loop on which its requests run, and what it receives: answers of
-//! limited size, lists in pages, and the events of watches.
+//! A session with an API server: the client, the event loop on which its requests run, their retries until a deadline, and
+//! what it receives: answers of limited size, lists in pages, and the events of watches.
 //!
 //! This is below kube's `Api`, which reads answers of any size, drops the header `Retry-After`, and parses the parts of
 //! objects that this program does not need, such as `managedFields`.
 
-use super::failure::Failure;
-use super::request::{ApiRequest, Collection};
-use super::retry::{Deadline, ServerAddress, retry};
+use super::request::{ApiRequest, Collection, Failure};
+use crate::backoff::Backoff;
 use crate::cluster::kubeconfig::{Kubeconfig, connects_to, server_address};
 use crate::cni::{Code, Error};
+use futures_util::future::{Either, select};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use hyper::{Request, Response};
@@ -18,12 +18,15 @@ use kube::client::Body;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
+use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::pin::pin;
+use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Mutex;
-use tokio::time::timeout;
+use tokio::time::{sleep, sleep_until, timeout};
 
 /// The maximum size of an answer and of an event, so that a server that is not an API server can't exhaust the memory of
 /// this process. The API server accepts objects of at most 1.5 MiB (etcd, `--max-request-bytes`); as JSON, an object can
@@ -31,9 +34,6 @@ use tokio::time::timeout;
 const MAX_ANSWER: usize = 16 << 20;
 /// The number of objects of a page. The objects of a page that exceeds the limit are requested one by one.
 const PAGE: u32 = 250;
-/// The version at which a list or a watch starts if the server may answer from its cache, which takes no request to etcd
-/// (kubernetes.io, "API Concepts", "Get State and Start at Any").
-const ANY_VERSION: &str = "0";
 /// The limit for the pages of a list: more than a database of etcd (8 GiB) has if each object has the largest size and a
 /// page of its own.
 const MAX_PAGES: usize = 6000;
@@ -43,7 +43,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 const WATCH_SECONDS: u32 = 290;
 
 /// A client and the event loop on which its requests run.
-pub(super) struct Session {
+pub(crate) struct Session {
     /// The event loop of the calling thread, so that no thread is started; `None` if another thread runs it.
     own: Option<Runtime>,
     handle: Handle,
@@ -113,14 +113,7 @@ impl Session {
     ) -> Result<U, Error> {
         let attempt = async || {
             let response = self.transmit(request.http.clone()).await?;
-            let body = receive(response).await.map_err(|failure| match &request.confirmed_by {
-                // The server does not serve all resources yet, or a proxy in front of it answers.
-                Some(name) if failure.missing.as_ref() != Some(name) && failure.status == 404 => {
-                    Failure { status: 0, ..failure }
-                }
-                _ => failure,
-            })?;
-            accept(parsed(&body)?)
+            accept(parsed(&receive(response).await?)?)
         };
         retry(deadline, &self.address, attempt).await.map_err(|last| self.error(request, last))
     }
@@ -135,8 +128,12 @@ impl Session {
     }
 
     /// Calls `each` with every object of a collection. Returns the version of the list, at which a watch continues.
-    /// `from_cache` is whether the server may answer from its cache.
-    pub(super) async fn list<T: DeserializeOwned>(
+    /// `from_cache` is whether the server may answer from its cache, as for the first list of a client: that takes no request
+    /// to etcd, which would have to read the pods of all nodes.
+    ///
+    /// # Errors
+    /// The API server rejects a request or does not answer, an object is too large, or the list does not end.
+    pub(crate) async fn list<T: DeserializeOwned>(
         &self,
         collection: &Collection,
         from_cache: bool,
@@ -146,15 +143,13 @@ impl Session {
         let (mut continued, mut singles) = (None, 0);
         for _ in 0..MAX_PAGES {
             let size = if singles > 0 { 1 } else { PAGE };
-            let (list, field_selector) = collection.requests();
-            let mut params = ListParams { field_selector, ..ListParams::default() };
-            (params.limit, params.continue_token) = (Some(size), continued.clone());
+            let mut params =
+                ListParams { limit: Some(size), continue_token: continued.clone(), ..ListParams::default() };
             // The cache of a server before 1.34 ignores the size of pages.
             if from_cache && size == PAGE && continued.is_none() {
                 params = params.match_any();
             }
-            let list = if collection.metadata_only { list.list_metadata(&params) } else { list.list(&params) };
-            let list = list.map_err(kube::Error::BuildRequest)?;
+            let list = collection.list(params).map_err(kube::Error::BuildRequest)?;
             let _page = self.page.lock().await;
             let received = timeout(page_timeout, async { receive(self.transmit(list).await?).await });
             let body = match received.await {
@@ -177,25 +172,14 @@ impl Session {
         Err(Failure::new(format!("expected at most {MAX_PAGES} pages, got more")))
     }
 
-    /// Watches a collection from `version` on, or from any, with all objects first, for some minutes. The server has started
-    /// the watch when this returns.
-    pub(super) async fn watch<T: DeserializeOwned>(
+    /// Watches a collection from `version` on, for some minutes. The server has started the watch when this returns.
+    pub(crate) async fn watch<T: DeserializeOwned>(
         &self,
         collection: &Collection,
-        version: Option<&str>,
+        version: &str,
     ) -> Result<Events<T>, Failure> {
-        let (watch, field_selector) = collection.requests();
-        let mut params = WatchParams { field_selector, ..WatchParams::default() };
-        // A watch from any version fails with 500 if it requests bookmarks and etcd reports no progress on request
-        // (kube-apiserver 1.35 with etcd 3.4.23).
-        params.bookmarks = version.is_some();
-        let (params, version) = (params.timeout(WATCH_SECONDS), version.unwrap_or(ANY_VERSION));
-        let watch = if collection.metadata_only {
-            watch.watch_metadata(&params, version)
-        } else {
-            watch.watch(&params, version)
-        };
-        let watch = watch.map_err(kube::Error::BuildRequest)?;
+        let params = WatchParams::default().timeout(WATCH_SECONDS);
+        let watch = collection.watch(params, version).map_err(kube::Error::BuildRequest)?;
         let started = timeout(START_TIMEOUT, async {
             let response = self.transmit(watch).await?;
             if response.status().is_success() {
@@ -273,5 +257,173 @@ impl<T: DeserializeOwned> Events<T> {
                 Some(Err(_)) | None => return Ok(None),
             }
         }
+    }
+}
+
+/// How long "not found" is retried: the cache of the API server, or of a proxy in front of it, may lag behind the
+/// kubelet.
+const NOT_FOUND_TIMEOUT: Duration = Duration::from_secs(2);
+/// The pauses after failures, unless the server requests a longer one.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
+/// The last attempt starts this long before the deadline.
+const LAST_ATTEMPT: Duration = Duration::from_millis(100);
+/// When a lookup checks whether the server accepts connections, and how long the check may take: a call that fails
+/// because of it takes less than two seconds in all.
+const CONNECTION_CHECK: Duration = Duration::from_millis(1500);
+const CONNECTION_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// The time for all attempts of a request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Deadline {
+    pub(super) started: Instant,
+    pub(super) at: Instant,
+    /// Whether the attempts end early if the server accepts no connection: no other source has accepted one.
+    pub(super) needs_connection: bool,
+    /// Whether transient failures are retried.
+    pub(super) retries: bool,
+    /// Whether an object that is not found may be about to appear; if not, the first "not found" is the result.
+    pub(super) awaits: bool,
+}
+
+impl Deadline {
+    /// Returns the deadline for a request that starts now.
+    pub(super) fn after(timeout: Duration) -> Self {
+        let started = Instant::now();
+        Self { started, at: started + timeout, needs_connection: true, retries: true, awaits: true }
+    }
+}
+
+/// The host and the port of a server, or of the proxy in front of it.
+pub(super) type ServerAddress = (String, u16);
+
+/// Runs `attempt` until it succeeds, a retry can't help, or the deadline has passed. Returns the last failure.
+pub(super) async fn retry<T>(
+    deadline: Deadline,
+    server: &ServerAddress,
+    attempt: impl AsyncFn() -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let earlier = RefCell::new(String::new());
+    let all = async {
+        let (mut backoff, mut not_found_until) = (BACKOFF, None);
+        loop {
+            let failure = match attempt().await {
+                Ok(value) => return Ok(value),
+                Err(failure) => failure,
+            };
+            let now = Instant::now();
+            let end = match failure.status {
+                404 if deadline.awaits => *not_found_until.get_or_insert(now + NOT_FOUND_TIMEOUT),
+                _ if deadline.retries && failure.is_transient() => deadline.at,
+                _ => now,
+            };
+            let left = end.min(deadline.at).saturating_duration_since(now);
+            if left <= LAST_ATTEMPT {
+                return Err(failure);
+            }
+            earlier.replace(format!("; an earlier attempt failed: {failure}"));
+            let pause = failure.retry_after.unwrap_or_default().max(backoff.pause(now));
+            sleep(pause.min(left - LAST_ATTEMPT)).await;
+        }
+    };
+    match select(pin!(all), pin!(given_up(deadline, server))).await {
+        Either::Left((result, _)) => result,
+        Either::Right((what, _)) => {
+            let waited = deadline.started.elapsed().as_secs_f32();
+            Err(Failure::new(format!("no {what} within {waited:.1} s{}", earlier.borrow())))
+        }
+    }
+}
+
+/// Waits until the deadline, or until it is clear that the server accepts no connection. Returns what is missing.
+async fn given_up(deadline: Deadline, (host, port): &ServerAddress) -> &'static str {
+    let check_at = deadline.started + CONNECTION_CHECK;
+    if deadline.needs_connection && check_at < deadline.at {
+        sleep_until(check_at.into()).await;
+        let connection = timeout(CONNECTION_TIMEOUT, TcpStream::connect((host.as_str(), *port))).await;
+        if !matches!(connection, Ok(Ok(_))) {
+            return "connection";
+        }
+    }
+    sleep_until(deadline.at.into()).await;
+    "answer"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    /// The times of the attempts, if each one fails at once with the same error, and the result. A server listens.
+    fn attempts(timeout: Duration, error: &Failure) -> (Vec<Duration>, Failure) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        failing(Deadline::after(timeout), listener.local_addr().expect("an address").port(), error)
+    }
+
+    fn failing(deadline: Deadline, port: u16, error: &Failure) -> (Vec<Duration>, Failure) {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let times = RefCell::new(Vec::new());
+        let attempt = async || {
+            times.borrow_mut().push(deadline.started.elapsed());
+            Err::<(), _>(error.clone())
+        };
+        let server = ("127.0.0.1".to_owned(), port);
+        let last = runtime.block_on(retry(deadline, &server, attempt)).expect_err("it fails");
+        (times.into_inner(), last)
+    }
+
+    fn transient(cause: &str, seconds: Option<u64>) -> Failure {
+        Failure { retry_after: seconds.map(Duration::from_secs), ..Failure::new(cause) }
+    }
+
+    fn closed_port() -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        listener.local_addr().expect("an address").port()
+    }
+
+    #[test]
+    fn transient_errors_are_retried_until_just_before_the_deadline() {
+        let (times, last) = attempts(Duration::from_secs(3), &transient("no", None));
+        let least = [100, 200, 400, 800].map(Duration::from_millis);
+        for (pair, least) in times.windows(2).zip(least) {
+            assert!(pair[1] - pair[0] >= least, "{times:?}");
+        }
+        assert!(times.len() <= 7 && times.last() >= Some(&Duration::from_millis(2900)), "{times:?}");
+        let is_expected = |cause: &str| cause == "no" || cause.contains("no answer within 3.");
+        assert!(is_expected(&last.cause), "{last:?}");
+    }
+
+    #[test]
+    fn not_found_is_retried_for_two_seconds_after_its_first_occurrence() {
+        let not_found = Failure::not_found("no".into());
+        let (times, last) = attempts(Duration::from_secs(600), &not_found);
+        assert!(times.len() > 1 && times.last() >= Some(&Duration::from_millis(1900)), "{times:?}");
+        assert_eq!(last, not_found);
+    }
+
+    #[test]
+    fn retry_after_is_honored() {
+        let (times, _) = attempts(Duration::from_secs(3), &transient("busy", Some(2)));
+        assert!(times.len() <= 3 && times[1] >= Duration::from_secs(2), "{times:?}");
+    }
+
+    #[test]
+    fn a_permanent_error_is_not_retried() {
+        let error = Failure::of_status(403, "no");
+        let (times, last) = attempts(TIMEOUT, &error);
+        assert_eq!((times.len(), last), (1, error));
+    }
+
+    #[test]
+    fn a_server_that_accepts_no_connection_ends_the_attempts_unless_another_source_does() {
+        let refused = transient("refused", None);
+        let (times, last) = failing(Deadline::after(Duration::from_secs(600)), closed_port(), &refused);
+        let parts = ["no connection within", "an earlier attempt failed: refused"];
+        assert!(parts.iter().all(|part| last.cause.contains(part)), "{last:?}");
+        assert!(times.len() > 1);
+        let connected = Deadline { needs_connection: false, ..Deadline::after(Duration::from_secs(3)) };
+        let (times, _) = failing(connected, closed_port(), &refused);
+        assert!(times.last() >= Some(&Duration::from_millis(2900)), "{times:?}");
     }
 }

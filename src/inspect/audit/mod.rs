@@ -110,9 +110,7 @@ impl Node<'_> {
             let facts = || Facts { pod: pod.clone(), namespace: namespace.cloned() };
             let redirection = match enrolled_by {
                 Some(enrolled_by) => to_ztunnel(&found, &live, enrolled_by)?,
-                None => {
-                    by_rules(&live, &report).map_err(|not| not.unwrap_or_else(|| self.without_rules(&found, facts())))
-                }
+                None => by_rules(&live, &report).map_err(|not| not.unwrap_or_else(|| self.without_rules(facts()))),
             };
             let redirected = redirection.is_ok();
             let (bypasses, left_out) = if redirected { bypasses(&live, &report, all) } else { (Vec::new(), 0) };
@@ -127,23 +125,18 @@ impl Node<'_> {
     }
 
     /// Returns why a pod has no redirection, although none is missing according to the saved state.
-    fn without_rules(&self, found: &FoundNetns, facts: Facts) -> String {
+    fn without_rules(&self, facts: Facts) -> String {
         let subject = Subject::given(&self.configurations, facts, Some(self.api));
         let explained = match subject.and_then(|subject| explain(&subject)) {
             Err(error) => return format!("not redirected: an ADD of this pod would fail: {error}"),
             Ok(explained) => explained.explanation,
         };
-        let saved = found.container_id.as_deref().map(|id| self.store.attachments_of(id));
-        let was_called = saved.is_some_and(|saved| saved.is_ok_and(|attachments| !attachments.is_empty()));
-        let why = match (explained.redirected, was_called) {
-            (false, _) if self.configurations.is_empty() => "no configuration on this node calls the plugin",
-            (false, _) => return explained.decision,
-            (true, true) => {
-                "the plugin made no rules when the pod started, because the pod had no sidecar then or its facts were \
-                 unavailable; delete the pod, or let the agent repair it (repair.enabled)"
-            }
-            (true, false) => {
-                "the plugin did not run for this pod; delete the pod, or let the agent repair it (repair.enabled)"
+        let why = match explained.redirected {
+            false if self.configurations.is_empty() => "no configuration on this node calls the plugin",
+            false => return explained.decision,
+            true => {
+                "the plugin did not run for this pod, or the pod had no sidecar then or its facts were unavailable; delete \
+                 the pod, or let the agent repair it (repair.enabled)"
             }
         };
         format!("not redirected: {why}")

@@ -144,23 +144,20 @@ impl Bypass {
         }
     }
 
-    /// Returns the traffic with its note.
-    pub(in crate::inspect) fn described(&self) -> String {
-        match &self.note {
-            Some(note) => format!("{} ({note})", self.traffic),
-            None => self.traffic.clone(),
-        }
-    }
-
     fn row(&self) -> Vec<Cell> {
         let unit = match self.counts {
             CountedUnit::Connections => "connection",
             CountedUnit::Packets => "packet",
         };
+        let note = self.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
         vec![
             Cell::of(self.packets.map_or_else(|| "-".to_owned(), |count| counted(count, unit))).tone(Tone::Strong),
             Cell::of(self.bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string())),
-            Cell::of(self.described()).tone(if self.by_other_program { Tone::Bad } else { Tone::Notable }),
+            Cell::of(format!("{}{note}", self.traffic)).tone(if self.by_other_program {
+                Tone::Bad
+            } else {
+                Tone::Notable
+            }),
             Cell::of(&self.source).tone(Tone::Faint),
         ]
     }
@@ -170,15 +167,15 @@ impl Bypass {
 pub(in crate::inspect) fn verdict(pods: &[&AuditedPod]) -> (String, Tone) {
     let count = |is_meant: fn(&AuditedPod) -> bool| pods.iter().filter(|pod| is_meant(pod)).count();
     let listed = count(AuditedPod::is_listed);
-    let (wrong, by_others) = (count(|pod| !pod.is_as_desired()), count(AuditedPod::has_bypass_by_other_program));
-    let of_wrong = format!("{wrong} bypass the mesh, have other rules than desired, or were not examined");
-    let of_others = format!("{by_others} with a rule of another program that lets traffic bypass the mesh");
-    match (listed, wrong, by_others) {
-        (0, ..) => ("no traffic bypasses the mesh".to_owned(), Tone::Good),
-        (_, 0, 0) => (format!("{listed} with exclusions, none bypasses the mesh entirely"), Tone::Notable),
-        (_, _, 0) => (of_wrong, Tone::Bad),
-        (_, 0, _) => (of_others, Tone::Bad),
-        _ => (format!("{of_wrong}; {of_others}"), Tone::Bad),
+    match (count(|pod| !pod.is_as_desired()), count(AuditedPod::has_bypass_by_other_program)) {
+        (0, 0) if listed == 0 => ("no traffic bypasses the mesh".to_owned(), Tone::Good),
+        (0, 0) => (format!("{listed} with exclusions, none bypasses the mesh entirely"), Tone::Notable),
+        (0, others) => {
+            (format!("{others} with a rule of another program that lets traffic bypass the mesh"), Tone::Bad)
+        }
+        (wrong, _) => {
+            (format!("{wrong} bypass the mesh, have other rules than desired, or were not examined"), Tone::Bad)
+        }
     }
 }
 

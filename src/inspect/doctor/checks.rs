@@ -62,7 +62,7 @@ checks! {
         REDIRECTED "redirected" "the pod's traffic is redirected to its sidecar"
             [POD_KNOWN, CONFIGURATION_PRESENT, CONFIGURATION_VALID];
         PLUGIN_ATTACHED "plugin-attached" "the plugin runs for this pod"
-            [POD_KNOWN, CONFIGURATION_PRESENT, CONFIGURATION_VALID, ANNOTATION_VALID, DEFINITION_FOUND, DEFINITION_LEADS];
+            [POD_KNOWN, CONFIGURATION_PRESENT, CONFIGURATION_VALID];
         EVENTS "events" "no Event reports a failed start" [POD_KNOWN];
     }
 

@@ -2,7 +2,7 @@
 //! chain, and of the node configuration.
 
 use super::checks;
-use super::report::{CheckTarget, CheckVerdict, MultusChain, OwnList, Results};
+use super::report::{CheckTarget, CheckVerdict, OwnList, Results};
 use crate::cni::{
     Error, GROUP_FILE, NODE_CONFIGURATION, NetConf, NodeConf, ONLY_INLINED, OWN_TYPES, is_configuration_file,
 };
@@ -10,43 +10,20 @@ use crate::host_path::HostPath;
 use crate::inspect::subject::AppliedConf;
 use crate::inspect::terminal::joined;
 use crate::inspect::validate::is_program;
-use crate::plugin::{TargetNode, node, validate};
+use crate::plugin::node::{self, InstalledText};
+use crate::plugin::{TargetNode, validate};
+use crate::sub_plugins::SubPlugin;
 use crate::trusted_file::{self, names_in, read_nofollow};
 use serde_json::{Value, json};
-use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 /// The maximum size of a configuration file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 const INSTALL: &str =
     "run detour install (see detour install --help), or check why the agent on this node does not write it";
-
-/// The next step if an own list is missing, damaged or outdated.
-const WRITE_OWN_LIST: &str =
-    "check why the agent on this node does not write the own list again, or run detour install again";
-/// What Cilium adds to the names of other configuration lists.
-const RENAMED: &str = ".cilium_bak";
-const CILIUM: &str = "set the Helm value cni.exclusive of Cilium to false: otherwise, Cilium renames the \
-    configuration lists of other tools";
-/// How long a difference must last to be a failure: the agent follows a change within this time.
-const SETTLING: Duration = Duration::from_secs(2);
-
-/// A valid configuration of this plugin.
-#[derive(Debug, Clone)]
-pub(super) struct Configured {
-    pub(super) path: HostPath,
-    pub(super) applied: AppliedConf,
-    /// Whether it is an entry of a configuration list.
-    pub(super) is_listed: bool,
-}
-
-impl Configured {
-    /// Whether `place` is its file or its directory.
-    pub(super) fn is_in(&self, place: &HostPath) -> bool {
-        self.path == *place || self.path.parent() == *place
-    }
-}
+/// The next step if an own list is missing or no copy of its source.
+const OWN_LIST: &str = "check why the agent on this node does not write the own list again, or run detour install \
+    again; if its name ends with .cilium_bak, set the Helm value cni.exclusive of Cilium to false";
 
 /// A configuration file that runtimes read.
 struct RuntimeFile {
@@ -61,98 +38,75 @@ impl RuntimeFile {
         json["plugins"].as_array().map_or_else(|| vec![json], |plugins| plugins.iter().collect())
     }
 
-    fn types(&self) -> Vec<&str> {
-        self.plugins().into_iter().filter_map(|plugin| plugin["type"].as_str()).collect()
-    }
-
     fn is_ours(&self) -> bool {
-        self.plugins().iter().any(|plugin| plugin["type"].as_str().is_some_and(|kind| OWN_TYPES.contains(&kind)))
-    }
-
-    /// Returns the text of this plugin's configuration. In a configuration list with an entry of type `kind`, which the
-    /// installation record names, only this entry is one: Istio's CNI plugin can have an entry there too.
-    fn own_text(&self, kind: Option<&String>) -> String {
-        let entry = |kind: &String| {
-            let mut list = self.json.as_ref().ok()?.clone();
-            let plugins = list.get_mut("plugins")?.as_array_mut()?;
-            plugins.retain(|plugin| plugin["type"] == kind.as_str());
-            (!plugins.is_empty()).then(|| list.to_string())
-        };
-        kind.and_then(entry).unwrap_or_else(|| self.text.clone())
-    }
-
-    /// Whether the file only has plugins that Multus and runtimes skip when they look for the cluster network.
-    fn is_other(&self) -> bool {
-        self.types().iter().all(|kind| ["loopback", "multus", "multus-shim"].contains(kind))
-    }
-
-    /// Returns the types of the plugins in Multus's copy of the cluster network; `None` without a copy.
-    fn embedded_types(&self) -> Option<Vec<&str>> {
-        let multus = self.plugins().first().copied().filter(|_| self.is_multus())?;
-        let copy =
-            multus["delegates"].get(0).filter(|_| multus["clusterNetwork"].as_str().is_none_or(str::is_empty))?;
-        let plugins = copy["plugins"].as_array().map_or(std::slice::from_ref(copy), Vec::as_slice);
-        Some(plugins.iter().filter_map(|plugin| plugin["type"].as_str()).collect())
+        types(&self.plugins()).iter().any(|kind| OWN_TYPES.contains(kind))
     }
 
     /// Whether the file configures Multus, which runs the cluster network itself.
     fn is_multus(&self) -> bool {
-        self.types().first().is_some_and(|kind| ["multus", "multus-shim"].contains(kind))
+        types(&self.plugins()).first().is_some_and(|kind| ["multus", "multus-shim"].contains(kind))
+    }
+
+    /// Returns the types of the cluster network's plugins in the file; none if the file has no cluster network. Thin
+    /// Multus copies the list of the cluster network into its own file.
+    fn cluster_network(&self) -> Vec<&str> {
+        let plugins = self.plugins();
+        let copy = || plugins.first().map_or(&Value::Null, |multus| &multus["delegates"][0]);
+        let types = match self.is_multus() {
+            true => {
+                types(&copy()["plugins"].as_array().map_or_else(|| vec![copy()], |plugins| plugins.iter().collect()))
+            }
+            false => types(&plugins),
+        };
+        if types.iter().all(|kind| *kind == "loopback") { Vec::new() } else { types }
     }
 }
 
+fn types<'a>(plugins: &[&'a Value]) -> Vec<&'a str> {
+    plugins.iter().filter_map(|plugin| plugin["type"].as_str()).collect()
+}
+
 /// Runs the checks. Returns the valid configurations of this plugin.
-pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Configured> {
-    let files = match runtime_files(target, &target.conf) {
-        Ok(files) => files,
-        Err(why) => {
-            results.add(
-                checks::CONFIGURATION_PRESENT,
-                CheckVerdict::fail(format!("can't read {}: {why}", target.conf), INSTALL),
-            );
-            for check in [checks::CONFIGURATION_VALID, checks::CONFIGURATION_PICKED] {
-                results.run(check, || CheckVerdict::not_checked("no configuration is known"));
-            }
-            return Vec::new();
-        }
+pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<AppliedConf> {
+    let files = runtime_files(target, &target.conf);
+    let ours = match &files {
+        Ok(files) => installed(target, files),
+        Err(_) => Vec::new(),
     };
-    // They may be missing here.
-    let elsewhere: Vec<_> = target
-        .other_conf_dirs
-        .iter()
-        .flat_map(|directory| runtime_files(target, directory).unwrap_or_default())
-        .collect();
-    // Entries in the source of an own list are those of other tools.
-    let is_source = |file: &RuntimeFile| {
-        let mut own_lists = target.installation.own_lists.iter();
-        own_lists.any(|(path, list)| file.path == path.parent().join(&list.source))
+    let present = match &files {
+        Ok(files) => present(target, files, &ours),
+        Err(why) => CheckVerdict::fail(format!("can't read {}: {why}", target.conf), INSTALL),
     };
-    let is_ours = |file: &&RuntimeFile| file.is_ours() && !is_source(file);
-    let ours: Vec<&RuntimeFile> = files.iter().chain(&elsewhere).filter(is_ours).collect();
+    results.add(checks::CONFIGURATION_PRESENT, present);
     let (mut valid, mut wrong) = (Vec::new(), Vec::new());
     let node = read_node_configuration(target).ok().flatten().map(|(node, _)| node);
-    for file in &ours {
-        let path = &file.path;
-        let text = file.own_text(target.installation.listed_types.get(path));
-        let in_chain = target.is_in_multus_chain(path);
-        let applied = AppliedConf::installed(&path.to_string(), &text, in_chain, node.as_ref());
+    for text in &ours {
+        let applied = AppliedConf::installed(text, node.as_ref());
         match applied.and_then(|applied| accepted(target, &applied.conf).map(|()| applied)) {
-            Ok(applied) => {
-                let is_listed = file.json.as_ref().is_ok_and(|json| json["plugins"].is_array());
-                valid.push(Configured { path: path.clone(), applied, is_listed });
+            Ok(applied) => valid.push(applied),
+            Err(error) => {
+                wrong.push(CheckVerdict::fail(error.to_string(), "correct the named key, or run detour install again"))
             }
-            Err(error) => wrong.push(error.to_string()),
         }
     }
-    results.add(checks::CONFIGURATION_PRESENT, present(target, &files, &ours));
     results.run(checks::CONFIGURATION_VALID, || {
-        let wrong = wrong
-            .iter()
-            .map(|why| CheckVerdict::fail(why.as_str(), "correct the named key, or run detour install again"));
-        CheckVerdict::merged(wrong.chain(valid.iter().map(supported)))
+        CheckVerdict::merged(wrong.into_iter().chain(valid.iter().map(supported)))
     });
-    results.run(checks::CONFIGURATION_PICKED, || picked(target, &files, &valid));
+    results.run(checks::CONFIGURATION_PICKED, || picked(target, &files.unwrap_or_default(), &valid));
     valid
+}
+
+/// Returns the configurations of the installation; without one, those in the directory.
+fn installed(target: &CheckTarget, files: &[RuntimeFile]) -> Vec<InstalledText> {
+    let is_installed = !target.installed.is_empty();
+    let in_directory = files.iter().filter(|file| !is_installed && file.is_ours()).map(|file| InstalledText {
+        path: file.path.clone(),
+        text: file.text.clone(),
+        for_every_pod: target.chained && file.json.as_ref().is_ok_and(|json| json["plugins"].is_array()),
+    });
+    // Runtimes skip a file that is not JSON.
+    let installed = target.installed.iter().filter(|one| serde_json::from_str::<Value>(&one.text).is_ok());
+    installed.cloned().chain(in_directory).collect()
 }
 
 /// Checks what an ADD would reject. The log file is no reason for a refusal.
@@ -167,105 +121,71 @@ fn accepted(target: &CheckTarget, conf: &NetConf) -> Result<(), Error> {
     validate(&NetConf { log_file: None, ..conf.clone() }, node).map(drop)
 }
 
-fn supported(configured: &Configured) -> CheckVerdict {
-    match configured.applied.conf.redirects_ambient {
-        true => CheckVerdict::fail(
-            format!(
-                "{}: ambient_enabled is true, but detour does not redirect pods of the ambient mesh",
-                configured.path
-            ),
+fn supported(applied: &AppliedConf) -> CheckVerdict {
+    let (path, conf) = (file_of(applied), &applied.conf);
+    if conf.redirects_ambient {
+        return CheckVerdict::fail(
+            format!("{path}: ambient_enabled is true, but detour does not redirect pods of the ambient mesh"),
             "run istio-cni for these pods, and remove ambient_enabled or istio-redirect from this configuration",
-        ),
-        false => CheckVerdict::pass(described(configured)),
+        );
     }
-}
-
-fn described(configured: &Configured) -> String {
-    let (path, conf) = (&configured.path, &configured.applied.conf);
     let chain: Vec<&str> = conf.chain.iter().filter_map(|block| block.keys.get("type")?.as_str()).collect();
     let role = if conf.primary.is_some() { ", as the primary plugin" } else { "" };
-    format!("network {}, type {} in {}{role}: {}", conf.name, conf.kind, path.name(), chain.join(", "))
+    CheckVerdict::pass(format!("network {}, type {} in {}{role}: {}", conf.name, conf.kind, path, chain.join(", ")))
 }
 
-fn present(target: &CheckTarget, files: &[RuntimeFile], ours: &[&RuntimeFile]) -> CheckVerdict {
+/// Returns the name of the file with a configuration.
+fn file_of(applied: &AppliedConf) -> &str {
+    applied.origin.places.first().and_then(|place| place.rsplit('/').next()).unwrap_or_default()
+}
+
+fn present(target: &CheckTarget, files: &[RuntimeFile], ours: &[InstalledText]) -> CheckVerdict {
+    let is_missing = |path: &&HostPath| !files.iter().any(|file| file.path == **path);
+    // Without it, runtimes use the cluster network's list, which does not call the plugin.
+    if let Some(path) = target.own_lists.keys().find(is_missing) {
+        return CheckVerdict::fail(format!("{path} not found"), OWN_LIST);
+    }
     if !ours.is_empty() {
-        return CheckVerdict::pass(joined(ours.iter().map(|file| &file.path)));
+        return CheckVerdict::pass(joined(ours.iter().map(|conf| &conf.path)));
     }
-    let missing = target.installation.own_lists.keys().find(|path| !files.iter().any(|file| file.path == **path));
-    if let Some(path) = missing {
-        return lost(target, path);
-    }
-    let broken = files.iter().filter_map(|file| Some(format!("{}: {}", file.path, file.json.as_ref().err()?)));
-    let broken: Vec<String> = broken.collect();
-    let own = OWN_TYPES.join(" or ");
-    match broken.is_empty() {
-        true => {
-            let names = joined(files.iter().map(|file| file.path.name()));
-            let names = if names.is_empty() { "no configuration" } else { &names };
-            CheckVerdict::fail(format!("{}: expected a plugin of type {own}, got {names}", target.conf), INSTALL)
-        }
-        false => CheckVerdict::fail(
-            format!("no plugin of type {own}; unusable files: {}", broken.join("; ")),
-            "correct the file, or run detour install again",
-        ),
-    }
-}
-
-/// Returns the verdict about a missing own list: without it, runtimes use the cluster network's list, which does not call
-/// the plugin.
-fn lost(target: &CheckTarget, path: &HostPath) -> CheckVerdict {
-    let renamed = format!("{}{RENAMED}", path.name());
-    let reached = target.reach(&path.parent().join(&renamed));
-    match reached.is_ok_and(|reached| fs::symlink_metadata(reached).is_ok()) {
-        true => CheckVerdict::fail(format!("{path} not found; another process renamed it to {renamed}"), CILIUM),
-        false => CheckVerdict::fail(format!("{path} not found"), WRITE_OWN_LIST),
-    }
+    let name = |file: &RuntimeFile| match &file.json {
+        Ok(_) => file.path.name(),
+        Err(why) => format!("{} ({why})", file.path.name()),
+    };
+    let names = joined(files.iter().map(name));
+    let names = if names.is_empty() { "no configuration" } else { &names };
+    CheckVerdict::fail(
+        format!("{}: expected a plugin of type {}, got {names}", target.conf, OWN_TYPES.join(" or ")),
+        INSTALL,
+    )
 }
 
 /// Checks whether runtimes use the configuration: they take the first file by name (libcni, `LoadConfList` of
 /// `ConfFiles`). Multus finds an attachment by its network's name.
-fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> CheckVerdict {
-    let is_primary = ours.iter().any(|configured| configured.applied.conf.primary.is_some());
+fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[AppliedConf]) -> CheckVerdict {
+    let is_primary = ours.iter().any(|applied| applied.conf.primary.is_some());
     if !target.chained && !is_primary {
-        let names = joined(ours.iter().map(|configured| &configured.applied.conf.name));
+        let names = joined(ours.iter().map(|applied| &applied.conf.name));
         return CheckVerdict::pass(format!("Multus finds it by its network name, {names}"));
     }
-    let used = files.iter().find(|file| file.json.is_ok());
-    let embedded = used.and_then(|file| Some((&file.path, file.embedded_types()?)));
-    if let Some((path, types)) = embedded.filter(|(_, types)| !types.iter().any(|kind| OWN_TYPES.contains(kind))) {
-        return CheckVerdict::fail(
-            format!(
-                "Multus calls the copy of the cluster network's list in the key delegates of {}, whose plugins are {}",
-                path.name(),
-                joined(types)
-            ),
-            "restart Multus, which then copies the list with detour, or replace delegates by \"clusterNetwork\" and the \
-             path of the list",
-        );
+    let Some(first) = files.iter().find(|file| !file.cluster_network().is_empty()) else {
+        return CheckVerdict::not_checked("the directory has no configuration of a cluster network");
+    };
+    let (name, types) = (first.path.name(), first.cluster_network());
+    if types.iter().any(|kind| OWN_TYPES.contains(kind)) {
+        return CheckVerdict::pass(format!("{name} is the first file"));
     }
-    let first = files.iter().find(|file| file.json.is_ok() && !file.is_other());
-    match first {
-        Some(file) if file.is_ours() => CheckVerdict::pass(format!("{} is the first file", file.path.name())),
-        Some(file) => CheckVerdict::fail(
-            format!(
-                "runtimes use {}, whose plugins are {}; detour is in {}",
-                file.path.name(),
-                joined(file.types()),
-                joined(ours.iter().map(|configured| configured.path.name()))
+    let own = joined(ours.iter().map(file_of));
+    CheckVerdict::fail(
+        format!("runtimes use {name}, whose plugins are {}; detour is in {own}", joined(types)),
+        match first.is_multus() {
+            true => "restart Multus, which then copies the cluster network's list with detour into its file".to_owned(),
+            false => format!(
+                "check why the agent on this node does not add detour to that list, or run detour install --chained=true \
+                 --conf-name {name}"
             ),
-            match target.installation.own_lists.is_empty() {
-                true => format!(
-                    "add detour to that configuration list: detour install --chained=true --conf-name {}",
-                    file.path.name()
-                ),
-                false => {
-                    "check why the agent on this node does not add detour to that list, or run detour install again"
-                        .to_owned()
-                }
-            },
-        ),
-        None => CheckVerdict::not_checked("the directory has no configuration of a cluster network"),
-    }
+        },
+    )
 }
 
 /// Returns the files that runtimes read (libcni, `ConfFiles`), in the order of their names, or the one that the user
@@ -298,46 +218,32 @@ fn read(path: HostPath, reached: &Path) -> RuntimeFile {
 /// Checks each own list: the copy of the cluster network's configuration list with the plugin's entry, which runtimes use
 /// instead of it. Nodes without an own list have no such check.
 pub(super) fn examine_own_lists(target: &CheckTarget, results: &mut Results) {
-    for (path, list) in &target.installation.own_lists {
-        results.run(checks::OWN_LIST, || CheckVerdict::settled(SETTLING, || own_list(target, path, list)));
+    for (path, list) in &target.own_lists {
+        let name = path.name();
+        results.run(checks::OWN_LIST, || match own_list_drift(target, path, list) {
+            Ok(()) => CheckVerdict::pass(format!("{name} is a copy of {}", list.source)),
+            Err(why) => CheckVerdict::fail(format!("{name} is no copy of {}: {why}", list.source), OWN_LIST),
+        });
     }
 }
 
-fn own_list(target: &CheckTarget, path: &HostPath, OwnList { source, kind }: &OwnList) -> CheckVerdict {
-    const WAIT: &str = "check the pods of the cluster network on this node, which write that list; until then, pods start \
-        with the last copy";
-    let directory = path.parent();
-    let files = match runtime_files(target, &directory) {
-        Ok(files) => files,
-        Err(why) => return CheckVerdict::not_checked(format!("can't read {directory}: {why}")),
-    };
-    let named = |name: &str| files.iter().find(|file| file.path.name() == name);
-    let Some(own) = named(&path.name()) else { return lost(target, path) };
+/// # Errors
+/// Why the own list is not a copy of its source.
+fn own_list_drift(target: &CheckTarget, path: &HostPath, OwnList { source, kind }: &OwnList) -> Result<(), String> {
+    let files = runtime_files(target, &path.parent())?;
     if let Some(multus) = files.iter().find(|file| file.is_multus()) {
-        return CheckVerdict::fail(
-            format!("{} is a configuration of Multus, which {} bypasses", multus.path.name(), path.name()),
-            "check why the agent on this node does not replace the own list by an entry in the cluster network's list, or \
-             run detour install again",
-        );
+        return Err(format!("{} is a configuration of Multus, which it bypasses", multus.path.name()));
     }
-    let Some(original) = named(source) else {
-        return CheckVerdict::fail(format!("{path} is a copy of {source}, which was removed"), WAIT);
+    let named = |name: &str| {
+        let found = files.iter().find(|file| file.path.name() == name);
+        let file = found.ok_or_else(|| format!("{name} not found"))?;
+        let reached = target.reach(&file.path).map_err(|why| format!("{name}: {why}"))?;
+        trusted_file::check(&reached).map_err(|error| error.below(&target.mount).to_string())?;
+        contents(file, kind).map_err(|why| format!("{name}: {why}"))
     };
-    let untrusted = target.reach(&original.path).ok().and_then(|reached| trusted_file::check(&reached).err());
-    if let Some(error) = untrusted.filter(|error| !error.is_not_found()) {
-        return CheckVerdict::fail(
-            format!("{path} is a copy of {source}, which another user can change: {}", error.below(&target.mount)),
-            "correct the owner or the mode; until then, the agent does not copy changes of that list",
-        );
-    }
-    match (contents(own, kind), contents(original, kind)) {
-        (_, Err(why)) => CheckVerdict::fail(format!("{path} is a copy of {source}, which is invalid now: {why}"), WAIT),
-        (Err(why), _) => CheckVerdict::fail(format!("{path}: {why}"), WRITE_OWN_LIST),
-        (Ok(copied), Ok(current)) if copied != current => CheckVerdict::fail(
-            format!("{path} is an older copy of {source}"),
-            format!("{WRITE_OWN_LIST}; until then, pods start with the older network configuration"),
-        ),
-        _ => CheckVerdict::pass(format!("{} is a copy of {source}", path.name())),
+    match named(&path.name())? == named(source)? {
+        true => Ok(()),
+        false => Err("it is older; until it is written again, pods start with it".to_owned()),
     }
 }
 
@@ -356,20 +262,12 @@ fn contents(file: &RuntimeFile, kind: &str) -> Result<Value, String> {
     Ok(list)
 }
 
-/// Checks the files in the directory of Multus's auxiliary chain. Nodes on which the plugin has no file there have no such
-/// check.
+/// Checks the files of other tools in the directory of Multus's auxiliary chain. Nodes on which the plugin has no file
+/// there have no such check.
 pub(super) fn examine_multus_chain(target: &CheckTarget, results: &mut Results) {
-    let Some(MultusChain { directory, own_files, invalid_files }) = &target.installation.multus_chain else { return };
-    let is_missing = |path: &&HostPath| !target.reach(path).is_ok_and(|reached| reached.is_file());
-    let found = || match own_files.iter().find(is_missing) {
-        Some(missing) => CheckVerdict::fail(
-            format!("{missing} not found: Multus starts pods without the plugin, unless they select an attachment"),
-            "check why the agent on this node does not write it, or run detour install again",
-        ),
-        None => CheckVerdict::pass(format!("all files in {directory} are valid")),
-    };
-    results.run(checks::MULTUS_CHAIN, || match invalid_files.as_slice() {
-        [] => CheckVerdict::settled(SETTLING, found),
+    let Some((directory, invalid)) = &target.multus_chain else { return };
+    results.run(checks::MULTUS_CHAIN, || match invalid.as_slice() {
+        [] => CheckVerdict::pass(format!("all files in {directory} are valid")),
         files => CheckVerdict::fail(
             format!("Multus skips all plugins of {directory} for every pod: {}", files.join("; ")),
             "correct or remove the file; its tool writes it",
@@ -399,11 +297,12 @@ fn read_node_configuration(target: &CheckTarget) -> Result<Option<(NodeConf, Vec
     node::read(NODE_CONFIGURATION, &path).map_err(|error| error.msg)
 }
 
-/// Returns the effective configuration of an attachment on this node.
-///
-/// # Errors
-/// As [`node::effective`].
-pub(super) fn effective(target: &CheckTarget, place: &Path, text: &str) -> Result<NetConf, Error> {
-    let node = read_node_configuration(target).ok().flatten().map(|(node, _)| node);
-    node::effective(node.as_ref(), place, text)
+/// Returns the configuration that stands for the node: the first one that redirects, or else the first.
+pub(super) fn foremost(configurations: &[AppliedConf]) -> Option<&NetConf> {
+    let redirects = |applied: &&AppliedConf| has_sub_plugin(&applied.conf, SubPlugin::IstioRedirect);
+    configurations.iter().find(redirects).or(configurations.first()).map(|applied| &applied.conf)
+}
+
+pub(super) fn has_sub_plugin(conf: &NetConf, wanted: SubPlugin) -> bool {
+    conf.chain.iter().any(|block| SubPlugin::of(block) == Some(wanted))
 }

@@ -15,47 +15,42 @@ use std::{fs, io};
 
 const REWRITE: &str = "run detour install again, or check why the agent on this node does not write it";
 
-/// Runs the check of the kubeconfig. Returns its path in this process, and its summary.
+/// Runs the check of the kubeconfig. Returns its path in this process.
 pub(super) fn examine_kubeconfig(
     target: &CheckTarget,
     conf: Option<&NetConf>,
     results: &mut Results,
-) -> Option<(PathBuf, KubeconfigSummary)> {
+) -> Option<PathBuf> {
     let named = conf.and_then(|conf| conf.kubernetes.kubeconfig.as_deref());
     let Some(path) = named.filter(|path| !path.as_os_str().is_empty()) else {
-        let why = match conf {
-            None => "no configuration names a kubeconfig",
-            Some(_) => "the configuration names no kubeconfig: facts come from the agent or from files",
-        };
+        let why = "no configuration names a kubeconfig: facts come from the agent or from files";
         results.run(checks::KUBECONFIG_VALID, || CheckVerdict::not_checked(why));
         return None;
     };
     let shown = path.display();
+    let failed = |why: io::Error| format!("{shown}: {why}");
     let read = || {
-        let reached = target.reach_named(path)?;
-        let metadata = fs::metadata(&reached)?;
-        let mode = metadata.permissions().mode() & 0o7777;
-        if metadata.is_file() { Ok((mode, reached)) } else { Err(io::Error::other("expected a regular file")) }
+        let reached = target.reach_named(path).map_err(failed)?;
+        let mode = fs::metadata(&reached).map_err(failed)?.permissions().mode() & 0o7777;
+        // On the node itself, the owners of symbolic links in the path count as well.
+        let followed = if target.mount == Path::new("/") { path } else { &*reached };
+        let summary = KubeconfigSummary::read(&target.mount, followed).map_err(|error| error.to_string())?;
+        let private = match mode & 0o077 {
+            0 => CheckVerdict::pass(format!("mode {mode:04o}")),
+            _ => CheckVerdict::fail(
+                format!("{shown} has mode {mode:04o}: other users can read its token"),
+                format!("chmod 0600 {shown}"),
+            ),
+        };
+        let verdict = CheckVerdict::merged([private, valid(&summary), token(&summary, Timestamp::now().as_second())]);
+        Ok::<_, String>((reached, verdict))
     };
-    let (mode, reached) = match read() {
-        Ok(found) => found,
-        Err(why) => {
-            results.add(checks::KUBECONFIG_VALID, CheckVerdict::fail(format!("{shown}: {why}"), REWRITE));
-            return None;
-        }
+    let (reached, verdict) = match read() {
+        Ok((reached, verdict)) => (Some(reached), verdict),
+        Err(why) => (None, CheckVerdict::fail(why, REWRITE)),
     };
-    let private = (mode & 0o077 != 0).then(|| {
-        let found = format!("{shown} has mode {mode:04o}: other users can read its token");
-        CheckVerdict::fail(found, format!("chmod 0600 {shown}"))
-    });
-    // On the node itself, the owners of symbolic links in the path count as well.
-    let summary = KubeconfigSummary::read(&target.mount, if target.mount == Path::new("/") { path } else { &reached });
-    let more = match &summary {
-        Ok(summary) => CheckVerdict::merged([valid(summary), token(summary, Timestamp::now().as_second())]),
-        Err(error) => CheckVerdict::fail(error.to_string(), REWRITE),
-    };
-    results.add(checks::KUBECONFIG_VALID, CheckVerdict::merged(private.into_iter().chain([more])));
-    Some((reached, summary.ok()?))
+    results.add(checks::KUBECONFIG_VALID, verdict);
+    reached
 }
 
 fn valid(summary: &KubeconfigSummary) -> CheckVerdict {
@@ -87,21 +82,24 @@ fn token(summary: &KubeconfigSummary, now: i64) -> CheckVerdict {
 
 /// Checks whether the agent answers and has current facts, as STATUS does.
 pub(super) fn examine_agent(target: &CheckTarget, conf: Option<&NetConf>, results: &mut Results) {
-    let socket = conf.and_then(|conf| Some((conf, conf.kubernetes.agent_socket.as_deref()?)));
-    let verdict = socket.map(|(conf, path)| {
-        let reached = target.reach_named(path).map_err(|error| error.to_string());
-        match reached.and_then(|reached| ask(conf, &reached).map_err(|error| error.to_string())) {
-            Ok(broken) if broken.is_empty() => CheckVerdict::pass(path.display().to_string()),
+    let verdict = match conf.zip(target.agent_socket(conf).ok()) {
+        None => CheckVerdict::not_checked("the configuration names no agent_socket"),
+        Some((conf, socket)) => match ask(conf, &socket) {
+            Ok(broken) if broken.is_empty() => CheckVerdict::pass("it answers at its socket"),
             Ok(broken) => CheckVerdict::fail(
                 broken.join("; "),
                 "grant the agent the permissions in SECURITY.md; if an object is too large, make it smaller; see the \
                  agent's log. Until then, the agent does not repair pods, and running pods follow no change",
             ),
-            Err(why) => fail(path, &why, conf),
-        }
-    });
-    let none = || CheckVerdict::not_checked("the configuration names no agent_socket");
-    results.add(checks::AGENT_REACHABLE, verdict.unwrap_or_else(none));
+            Err(error) => CheckVerdict::fail(
+                error.to_string(),
+                "check whether the agent runs on this node: kubectl get pods -A -o wide -l \
+                 app.kubernetes.io/component=agent; until then, pods with a sidecar do not start, unless the plugin has a \
+                 kubeconfig",
+            ),
+        },
+    };
+    results.add(checks::AGENT_REACHABLE, verdict);
 }
 
 /// Returns the agent's watches that are not synchronized.
@@ -111,16 +109,6 @@ fn ask(conf: &NetConf, socket: &Path) -> Result<Vec<String>, Error> {
     cluster::source(&alone).map_or(Ok(()), |agent| agent.probe())?;
     // An agent of an earlier version does not know them.
     Ok(broken_watches(socket, AGENT_TIMEOUT).unwrap_or_default())
-}
-
-fn fail(path: &Path, why: &str, conf: &NetConf) -> CheckVerdict {
-    let until = match &conf.kubernetes.kubeconfig {
-        Some(_) => "the plugin asks the API server itself",
-        None => "pods with a sidecar do not start, because the plugin has no kubeconfig",
-    };
-    let run =
-        "check whether the agent runs on this node: kubectl get pods -A -o wide -l app.kubernetes.io/component=agent";
-    CheckVerdict::fail(format!("{}: {why}", path.display()), format!("{run}; until then, {until}"))
 }
 
 /// Checks the API server and the plugin's permissions with the plugin's kubeconfig.
@@ -199,19 +187,6 @@ mod tests {
         assert_eq!(outcome(summary(None)), CheckOutcome::Pass);
         assert_eq!(outcome(KubeconfigSummary { authority: None, ..summary(None) }), CheckOutcome::Warn);
         assert_eq!(outcome(KubeconfigSummary { credentials: None, ..summary(None) }), CheckOutcome::Fail);
-    }
-
-    #[test]
-    fn without_a_kubeconfig_pods_wait_for_the_agent() {
-        let next = |kubernetes: Value| {
-            let conf = json!({"name": "n", "type": "detour", "kubernetes": kubernetes}).to_string();
-            let conf = NetConf::parse(conf.as_bytes(), CniCommand::Add, "detour").expect("accepted");
-            fail(Path::new("/s"), "not found", &conf).next.expect("a next step")
-        };
-        let both = next(json!({"agent_socket": "/s", "kubeconfig": "/k"}));
-        assert!(both.ends_with("until then, the plugin asks the API server itself"), "{both}");
-        let alone = next(json!({"agent_socket": "/s"}));
-        assert!(alone.contains("until then, pods with a sidecar do not start"), "{alone}");
     }
 
     fn of(conf: &Value) -> Vec<String> {

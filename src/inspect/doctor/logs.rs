@@ -3,12 +3,13 @@
 
 use super::report::{CheckTarget, CheckVerdict, Results};
 use super::{checks, node};
-use crate::cluster::{Api, ReportedEvent};
+use crate::cluster::Api;
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
 use crate::pod::PodRef;
 use crate::printable::{without_passwords, without_tokens, without_userinfo};
 use crate::{logging, trusted_file};
+use k8s_openapi::api::core::v1::Event;
 use rustix::fs::OFlags;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
@@ -53,17 +54,22 @@ pub(super) fn events(api: Option<&Api>, pod: &PodRef, running: bool, results: &m
     });
 }
 
-fn events_verdict(events: &[ReportedEvent], running: bool) -> CheckVerdict {
-    let is_failure = |event: &&ReportedEvent| event.warning && FAILURES.contains(&event.reason.as_str());
-    let failures: Vec<&ReportedEvent> = events.iter().filter(is_failure).collect();
+fn events_verdict(events: &[Event], running: bool) -> CheckVerdict {
+    let is_failure = |event: &&Event| {
+        event.type_.as_deref() == Some("Warning")
+            && event.reason.as_deref().is_some_and(|reason| FAILURES.contains(&reason))
+    };
+    let failures: Vec<&Event> = events.iter().filter(is_failure).collect();
     let Some(last) = failures.last() else {
         return CheckVerdict::pass(match events.len() {
             0 => "no Events".to_owned(),
             count => format!("{count} Events, none reports a failure"),
         });
     };
-    let times: u64 = failures.iter().map(|event| event.count).sum();
-    let found = format!("{}, {times} times: {}", last.reason, shown(&last.message));
+    let count = |event: &&Event| event.count.or_else(|| event.series.as_ref()?.count).map(i64::from);
+    let times: i64 = failures.iter().map(|event| count(event).unwrap_or(1)).sum();
+    let (reason, message) = (last.reason.as_deref().unwrap_or_default(), last.message.as_deref().unwrap_or_default());
+    let found = format!("{reason}, {times} times: {}", shown(message));
     if running {
         return CheckVerdict::pass(format!("the pod started since; before that: {found}"));
     }
@@ -82,7 +88,7 @@ pub(super) fn runtime(target: &CheckTarget, pod: &PodRef, container: Option<&str
     };
     let verdict = match read_journal(target) {
         Ok((units, text)) => {
-            let mut lines: Vec<String> = text.lines().filter(is_about).map(str::to_owned).collect();
+            let mut lines: Vec<&str> = text.lines().filter(is_about).collect();
             lines.reverse();
             last_line_verdict(&lines, &format!("the journal of the last day ({})", units.join(", ")))
         }
@@ -91,7 +97,8 @@ pub(super) fn runtime(target: &CheckTarget, pod: &PodRef, container: Option<&str
     results.add(checks::RUNTIME_LOG, verdict);
 }
 
-/// Reads the journal entries of the last day, the newest first. Returns the units that it has, and the entries.
+/// Reads the journal entries of the last day, the newest first: the output is cut at its end. Returns the units that it has,
+/// and the entries.
 fn read_journal(target: &CheckTarget) -> Result<(Vec<&'static str>, String), String> {
     let reached = JOURNALS.iter().filter_map(|path| target.reach(&HostPath::new(path)?).ok());
     let directory = reached.into_iter().find(|path| path.is_dir());
@@ -107,7 +114,6 @@ fn read_journal(target: &CheckTarget) -> Result<(Vec<&'static str>, String), Str
     if units.is_empty() {
         return Err(format!("the journal has no entries of the units {}", UNITS.join(", ")));
     }
-    // The newest first: the output is cut at its end.
     let mut arguments = vec!["--output=short-iso", "--since=-24h", "--reverse"];
     arguments.extend(units.iter().flat_map(|unit| ["-u", unit]));
     let text = journalctl(&arguments)?;
@@ -137,21 +143,19 @@ pub(super) fn plugin(target: &CheckTarget, conf: Option<&NetConf>, pod: &PodRef,
     let about = format!("pod={namespace}/{name}");
     let is_about = |line: &&str| line.split(' ').any(|word| word == about);
     let text = target.reach_named(file).and_then(|file| tail(&file));
-    let lines = text.map(|text| text.lines().filter(is_about).map(str::to_owned).collect::<Vec<_>>());
-    let verdict = match &lines {
+    let verdict = match text {
         Err(why) => CheckVerdict::not_checked(format!("{shown}: {why}")),
-        Ok(lines) => last_line_verdict(lines, &shown.to_string()),
+        Ok(text) => last_line_verdict(&text.lines().filter(is_about).collect::<Vec<_>>(), &shown.to_string()),
     };
     results.add(checks::PLUGIN_LOG, verdict);
 }
 
 /// Checks whether the last line about the pod reports an error.
-fn last_line_verdict(lines: &[String], place: &str) -> CheckVerdict {
-    let is_error = |line: &&String| line.contains("level=error");
-    let Some(last) = lines.last() else { return CheckVerdict::pass(format!("{place} has no line about this pod")) };
-    match lines.iter().rfind(is_error) {
-        Some(line) if line == last => CheckVerdict::fail(shown(line), "see the reason in the message"),
-        _ => CheckVerdict::pass(format!("log lines in {place}: {}, the last: {}", lines.len(), shown(last))),
+fn last_line_verdict(lines: &[&str], place: &str) -> CheckVerdict {
+    match lines.last() {
+        None => CheckVerdict::pass(format!("{place} has no line about this pod")),
+        Some(last) if last.contains("level=error") => CheckVerdict::fail(shown(last), "see the reason in the message"),
+        Some(last) => CheckVerdict::pass(format!("log lines in {place}: {}, the last: {}", lines.len(), shown(last))),
     }
 }
 
@@ -184,9 +188,9 @@ mod tests {
     use super::*;
     use crate::inspect::doctor::report::CheckOutcome;
 
-    fn event(reason: &str, message: &str) -> ReportedEvent {
-        let (reason, message) = (reason.to_owned(), message.to_owned());
-        ReportedEvent { warning: true, reason, message, count: 2 }
+    fn event(reason: &str, message: &str) -> Event {
+        let (reason, message) = (Some(reason.to_owned()), Some(message.to_owned()));
+        Event { type_: Some("Warning".to_owned()), reason, message, count: Some(2), ..Event::default() }
     }
 
     #[test]
@@ -215,9 +219,9 @@ mod tests {
 
     #[test]
     fn only_the_last_line_counts() {
-        let (bad, good) = ("level=error msg=no".to_owned(), "level=info msg=yes".to_owned());
-        let outcome = |lines: &[String]| last_line_verdict(lines, "f").outcome;
-        assert_eq!(outcome(&[good.clone(), bad.clone()]), CheckOutcome::Fail);
+        let (bad, good) = ("level=error msg=no", "level=info msg=yes");
+        let outcome = |lines: &[&str]| last_line_verdict(lines, "f").outcome;
+        assert_eq!(outcome(&[good, bad]), CheckOutcome::Fail);
         assert_eq!(outcome(&[bad, good]), CheckOutcome::Pass);
         assert_eq!(outcome(&[]), CheckOutcome::Pass);
     }

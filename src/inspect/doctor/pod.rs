@@ -1,17 +1,15 @@
 //! Checks of a pod: its networks annotation, the definitions that it names, the configurations that these lead to, and
-//! the decision about the pod.
+//! the decision about the pod, as in `explain`.
 
 use super::checks::{self, Check};
-use super::configuration;
-use super::configuration::Configured;
-use super::report::{CheckOutcome, CheckTarget, CheckVerdict, Results};
-use crate::cluster::{Cluster, Definition, DefinitionQuery, Definitions, Lookup, ObjectRef};
-use crate::cni::{Error, NetConf, OWN_TYPES};
+use super::report::{CheckTarget, CheckVerdict, Results};
+use crate::cluster::{Cluster, Definitions, Lookup, ObjectRef};
+use crate::cni::OWN_TYPES;
 use crate::inspect::explain::{Explained, explain};
-use crate::inspect::subject::Subject;
+use crate::inspect::selected::{NetworkLead, SelectedNetwork, selected_definitions};
+use crate::inspect::subject::{AppliedConf, Subject};
 use crate::inspect::terminal::{counted, joined};
 use crate::networks;
-use crate::networks::Selection;
 use crate::pod::well_known::INIT_CONTAINER;
 use crate::pod::{Facts, PodRef};
 use std::path::{Path, PathBuf};
@@ -32,195 +30,119 @@ pub(super) fn known(source: Result<&dyn Cluster, String>, pod: &PodRef, results:
     facts.ok()
 }
 
-/// Checks each network that the pod's annotation names. Returns the configurations of this plugin among them.
-pub(super) fn references(
+/// Checks each network that the pod's annotation names.
+pub(super) fn examine_networks(
     target: &CheckTarget,
-    source: Option<&dyn Cluster>,
-    facts: Option<&Facts>,
-    conf: Option<&NetConf>,
+    source: Option<&dyn Definitions>,
+    subject: Option<&Subject>,
     results: &mut Results,
-) -> Vec<NetConf> {
-    let selected = facts.map(|facts| networks::networks(&facts.pod));
+) {
+    let selected = subject.map(|subject| networks::networks(&subject.facts.pod));
     results.run(checks::ANNOTATION_VALID, || match &selected {
         Some(Ok(selections)) if selections.elements.is_empty() => CheckVerdict::pass("the annotation names no network"),
-        Some(Ok(selections)) => CheckVerdict::pass(joined(selections.elements.iter().map(named))),
+        Some(Ok(_)) => CheckVerdict::pass(joined(subject.iter().flat_map(|one| &one.selected).map(|one| &one.name))),
         Some(Err(error)) => {
             CheckVerdict::fail(error.to_string(), "correct the annotation in the pod template, and delete the pod")
         }
         None => CheckVerdict::not_checked("the pod is not known"),
     });
-    let mut ours = Vec::new();
-    for selection in selected.and_then(Result::ok).map(|selections| selections.elements).unwrap_or_default() {
-        let definition = definition(source, &selection);
-        let found = |definition: &Definition| CheckVerdict::pass(definition.object.to_string());
-        results.add(checks::DEFINITION_FOUND, definition.as_ref().map_or_else(Clone::clone, found));
-        let Ok(definition) = definition else {
-            results.run(checks::DEFINITION_LEADS, || CheckVerdict::not_checked("the definition is not known"));
-            continue;
+    let (Some(subject), Some(Ok(selections))) = (subject, selected) else { return };
+    let definitions = source.map(|source| selected_definitions(&subject.facts.pod, source)).unwrap_or_default();
+    for (one, SelectedNetwork { name, leads_to }) in selections.elements.into_iter().zip(&subject.selected) {
+        let (namespace, definition) = (one.namespace.clone(), one.name.clone());
+        let found = definitions.get(&ObjectRef { namespace: one.namespace, name: one.name });
+        let verdict = match found {
+            Some(Lookup::Found(_)) => CheckVerdict::pass(name),
+            Some(Lookup::Missing(_)) => CheckVerdict::fail(
+                format!("NetworkAttachmentDefinition {name} not found"),
+                "create it (manifests/samples has an example), or correct the annotation: NAMESPACE/NAME names one of another \
+                 namespace",
+            ),
+            None => CheckVerdict::to_do(
+                format!("{name} can't be read"),
+                format!("run kubectl get network-attachment-definitions -n {namespace} {definition}"),
+            ),
         };
-        match led_to(target, conf, &definition, results) {
-            Ok((found, own)) => {
-                results.add(checks::DEFINITION_LEADS, CheckVerdict::pass(format!("{}: {found}", named(&selection))));
-                ours.extend(own);
+        results.add(checks::DEFINITION_FOUND, verdict);
+        let verdict = match (found, leads_to) {
+            (Some(Lookup::Found(definition)), NetworkLead::OnNode) => {
+                match results.obstacle(checks::CONFIGURATION_PICKED.needs) {
+                    Some(why) => CheckVerdict::not_checked(why),
+                    None => match networks::configuration(definition, &directory(target, subject), &mut Vec::new()) {
+                        Ok(found) => CheckVerdict::pass(format!("{name}: {}", joined(found.types()))),
+                        Err(error) => CheckVerdict::fail(
+                            error.to_string(),
+                            "give the configuration on the node the name of the definition (key name in the file of detour install \
+                         --config), or add spec.config to the definition",
+                        ),
+                    },
+                }
             }
-            Err(verdict) => results.add(checks::DEFINITION_LEADS, verdict),
-        }
+            (Some(Lookup::Found(_)), lead) => CheckVerdict::pass(format!("{name}: {}", lead.text())),
+            _ => CheckVerdict::not_checked("the definition is not known"),
+        };
+        results.add(checks::DEFINITION_LEADS, verdict);
     }
-    ours
-}
-
-fn named(selection: &Selection) -> String {
-    format!("{}/{}", selection.namespace, selection.name)
-}
-
-fn definition(source: Option<&dyn Cluster>, selection: &Selection) -> Result<Definition, CheckVerdict> {
-    let object = ObjectRef { namespace: selection.namespace.clone(), name: selection.name.clone() };
-    let by_hand = format!("run kubectl get network-attachment-definitions -n {} {}", object.namespace, object.name);
-    let Some(source) = source else {
-        return Err(CheckVerdict::to_do(format!("{object}: no API server is known"), by_hand));
-    };
-    let found = source.definitions(&[DefinitionQuery { object: object.clone(), awaited: false }]);
-    match found.map_err(|error| CheckVerdict::to_do(error.to_string(), by_hand))?.pop() {
-        Some(Lookup::Found(definition)) => Ok(definition),
-        _ => Err(missing(selection, &object)),
-    }
-}
-
-fn missing(selection: &Selection, ObjectRef { namespace, name }: &ObjectRef) -> CheckVerdict {
-    CheckVerdict::fail(
-        format!("{}: NetworkAttachmentDefinition {name:?} not found in namespace {namespace:?}", selection.place),
-        format!(
-            "create it (manifests/samples has an example): kubectl apply -n {namespace} -f FILE; or write NAMESPACE/{name} \
-             in the annotation for one of another namespace, or remove it"
-        ),
-    )
-}
-
-/// Returns the configuration to which a definition leads: in words and, if it is one of this plugin, as a value.
-fn led_to(
-    target: &CheckTarget,
-    conf: Option<&NetConf>,
-    definition: &Definition,
-    results: &Results,
-) -> Result<(String, Option<NetConf>), CheckVerdict> {
-    let by_file = definition.config.trim().is_empty();
-    if let (true, Some(why)) = (by_file, results.obstacle(checks::CONFIGURATION_PICKED.needs)) {
-        return Err(CheckVerdict::not_checked(why));
-    }
-    let directory = directory(target, conf).map_err(CheckVerdict::not_checked)?;
-    let wrong = |error: Error| wrong(&error, definition);
-    let found = networks::configuration(definition, &directory, &mut Vec::new()).map_err(wrong)?;
-    let place = match by_file {
-        true => format!("found by its name in {}", directory.display()),
-        false => "from its spec.config".to_owned(),
-    };
-    let is_ours = found.types().any(|kind| OWN_TYPES.contains(&kind));
-    let ours = is_ours.then(|| configuration::effective(target, Path::new(&place), &found.text));
-    Ok((format!("{}, {place}", joined(found.types())), ours.transpose().map_err(wrong)?))
-}
-
-fn wrong(error: &Error, definition: &Definition) -> CheckVerdict {
-    let name = &definition.object.name;
-    CheckVerdict::fail(
-        error.to_string(),
-        format!(
-            "set the name of the configuration on the node to {name:?} (key name in the file of detour install --config), or add spec.config to the definition"
-        ),
-    )
 }
 
 /// Returns the directory in which configurations are found by name: the primary plugin's `confDir`, or else the
 /// directory of the plugin's own configuration.
-fn directory(target: &CheckTarget, conf: Option<&NetConf>) -> Result<PathBuf, String> {
-    let named = conf.and_then(|conf| conf.primary.as_ref()).map(|primary| &primary.conf_dir);
-    let reached = match named {
-        Some(dir) => target.reach_named(dir),
-        None => target.reach(&target.conf),
+fn directory(target: &CheckTarget, subject: &Subject) -> PathBuf {
+    let named = subject.conf.primary.as_ref().and_then(|primary| target.reach_named(&primary.conf_dir).ok());
+    let own = || target.reach(&target.conf).unwrap_or_default();
+    let reached = named.unwrap_or_else(own);
+    if reached.is_file() { reached.parent().map(Path::to_owned).unwrap_or_default() } else { reached }
+}
+
+/// Returns why the plugin runs for a pod on a node with the configurations `all`.
+///
+/// # Errors
+/// It does not run: what to do about it.
+fn attached(all: &[AppliedConf], subject: &Subject) -> Result<String, String> {
+    if let Some(one) = all.iter().find(|applied| !applied.as_attachment) {
+        return Ok(format!("for every pod ({})", one.origin.places.join(", ")));
+    }
+    let is_own = |one: &&SelectedNetwork| match &one.leads_to {
+        NetworkLead::File(_) => true,
+        NetworkLead::Definition(types) => types.iter().any(|kind| OWN_TYPES.contains(&kind.as_str())),
+        _ => false,
     };
-    let reached = reached.map_err(|why| why.to_string())?;
-    Ok(if reached.is_file() { reached.parent().map(Path::to_owned).unwrap_or_default() } else { reached })
-}
-
-/// Why the plugin runs for a pod; if it does not, what to do about it.
-pub(super) struct Attachment(Result<String, String>);
-
-impl Attachment {
-    /// Finds out whether the plugin runs for the pod. `ours` are the plugin's configurations that the pod selects, and
-    /// `all` are those on the node.
-    pub(super) fn of(target: &CheckTarget, ours: &[NetConf], all: &[Configured]) -> Self {
-        if let Some(primary) = all.iter().find(|configured| configured.applied.conf.primary.is_some()) {
-            return Self(Ok(format!("as the primary plugin, for every pod ({})", primary.path.name())));
-        }
-        if let Some(chained) = all.iter().find(|configured| target.is_in_multus_chain(&configured.path)) {
-            return Self(Ok(format!("in Multus's auxiliary chain, for every pod ({})", chained.path)));
-        }
-        // Multus can find a configuration list by its name, too.
-        let is_listed = |configured: &Configured| configured.is_listed && configured.is_in(&target.conf);
-        if target.chained && all.iter().any(is_listed) {
-            return Self(Ok("as part of the cluster network's configuration list, for every pod".to_owned()));
-        }
-        if !ours.is_empty() {
-            return Self(Ok(joined(ours.iter().map(|conf| &conf.name))));
-        }
-        let network = all.first().map_or(USUAL, |configured| configured.applied.conf.name.as_str());
-        let mut next = format!(
+    let own = joined(subject.selected.iter().filter(is_own).map(|one| &one.name));
+    let network = all.first().map_or(USUAL, |applied| applied.conf.name.as_str());
+    match own.is_empty() {
+        false => Ok(own),
+        true => Err(format!(
             "add the annotation k8s.v1.cni.cncf.io/networks: default/{network} to the pod template, or to the sidecar \
-             injector's template for all pods (manifests/samples)"
-        );
-        if target.chained {
-            next += "; without Multus, run detour install --chained=true";
-        }
-        Self(Err(next))
-    }
-
-    /// Adds the result. A pod that is not redirected anyway needs no plugin.
-    pub(super) fn add(self, results: &mut Results) {
-        let failed =
-            || results.has_failed(checks::REDIRECTED).then(|| format!("because {} failed", checks::REDIRECTED.id));
-        let verdict = match (results.obstacle(checks::PLUGIN_ATTACHED.needs).or_else(failed), self.0) {
-            (Some(why), _) => CheckVerdict::not_checked(why),
-            (None, Ok(found)) => CheckVerdict::pass(found),
-            (None, Err(next)) => CheckVerdict::fail("the pod's annotation names no network of this plugin", next),
-        };
-        results.add(checks::PLUGIN_ATTACHED, verdict);
-    }
-
-    /// Returns why no ADD decides about the pod; `None` if one may.
-    fn obstacle(&self, results: &Results) -> Option<String> {
-        if self.0.is_ok() {
-            return None;
-        }
-        let needed = [checks::ANNOTATION_VALID, checks::DEFINITION_FOUND, checks::DEFINITION_LEADS];
-        let failed = match needed.into_iter().find(|check| results.has_failed(check)) {
-            None if results.obstacle(&needed).is_some() => return None,
-            failed => failed.unwrap_or(checks::PLUGIN_ATTACHED),
-        };
-        Some(format!("because {} failed", failed.id))
+             injector's template for all pods (manifests/samples); without Multus, run detour install --chained=true"
+        )),
     }
 }
 
-/// Checks the decision that an ADD would make, if the plugin runs for the pod. Returns the explanation.
-pub(super) fn examine(
-    facts: Option<&Facts>,
-    conf: Option<&NetConf>,
-    cluster: Option<&dyn Cluster>,
-    (attachment, needed): (&Attachment, &[&Check]),
-    results: &mut Results,
-) -> Option<Explained> {
-    let cluster = cluster.map(|cluster| cluster as &dyn Definitions);
-    let subject = facts.zip(conf).map(|(facts, conf)| Subject::of(conf.clone(), facts.clone(), cluster));
-    let explained = subject.as_ref().map(|subject| explain(subject.as_ref().map_err(Error::clone)?));
-    let subject = subject.and_then(Result::ok);
-    let obstacle = attachment.obstacle(results);
-    results.after(needed, checks::REDIRECTED, || match (&subject, &explained) {
-        (Some(subject), Some(Ok(explained))) => match (decision(subject, explained), obstacle) {
-            (CheckVerdict { outcome: CheckOutcome::Pass, .. }, Some(why)) => CheckVerdict::not_checked(why),
-            (verdict, _) => verdict,
-        },
-        (_, Some(Err(error))) => {
+/// Checks whether the plugin runs for the pod, and the decision that an ADD would make. Returns the explanation.
+pub(super) fn examine(all: &[AppliedConf], subject: Option<&Subject>, results: &mut Results) -> Option<Explained> {
+    let explained = subject.map(explain);
+    let failed = |results: &Results, checks: &[&'static Check]| {
+        checks.iter().find(|check| results.has_failed(check)).map(|check| format!("because {} failed", check.id))
+    };
+    let unknown = failed(results, &[checks::ANNOTATION_VALID, checks::DEFINITION_FOUND, checks::DEFINITION_LEADS]);
+    results.run(checks::PLUGIN_ATTACHED, || {
+        match (&unknown, subject.map(|subject| (attached(all, subject), subject))) {
+            (Some(why), _) => CheckVerdict::not_checked(why),
+            (None, Some((Ok(found), _))) => CheckVerdict::pass(found),
+            (None, Some((Err(next), subject))) if subject.facts.pod.proxy().is_some() => {
+                CheckVerdict::fail("the pod's annotation names no network of this plugin", next)
+            }
+            (None, _) => CheckVerdict::not_checked("the pod has no sidecar"),
+        }
+    });
+    let unknown = unknown.or_else(|| failed(results, &[checks::PLUGIN_ATTACHED]));
+    results.run(checks::REDIRECTED, || match (unknown, subject.zip(explained.as_ref())) {
+        (Some(why), _) => CheckVerdict::not_checked(why),
+        (None, Some((subject, Ok(explained)))) => decision(subject, explained),
+        (None, Some((_, Err(error)))) => {
             CheckVerdict::fail(error.to_string(), "correct it; until then, the ADD of this pod fails")
         }
-        _ => CheckVerdict::not_checked("no configuration is known"),
+        (None, None) => CheckVerdict::not_checked("no configuration is known"),
     });
     explained.and_then(Result::ok)
 }

@@ -11,23 +11,20 @@ use crate::cni::{Code, DEFAULT_INTERFACE, Error};
 use crate::firewall::nfnetlink::{Connection, NfSocket};
 use crate::firewall::rule::protocol_number;
 use crate::firewall::{Arrival, Destination, Packet, RuleFormat, RulesetView, Sender};
-use crate::inspect::explain::covers_everything;
 use crate::inspect::rules::LOCK_TIMEOUT;
 use crate::netns::find::FoundNetns;
 use crate::netns::own_addresses;
 use crate::pod::Facts;
-use crate::policy::{DnsCapture, Exclusion, Ipv6, Policy, Protocol, TrafficOwner};
+use crate::policy::{DnsCapture, Ipv6, Policy, Protocol, TrafficOwner};
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, connect, getsockname, getsockopt, send, socket,
-    sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, connect, getsockname, send, socket,
 };
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use std::fs::File;
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 const DNS_PORT: u16 = 53;
 /// UIDs that no container uses: `nobody`, and one above OpenShift's ranges.
@@ -62,8 +59,8 @@ pub(super) fn examine(
             verdict.unwrap_or_else(|error| CheckVerdict::not_checked(error.to_string()))
         });
     };
-    shoot(checks::PROBE_CAPTURED, &|range| CheckVerdict::merged([range.outbound(), range.dns()]));
-    shoot(checks::PROBE_EXCLUDED, &|range| CheckVerdict::merged([range.excluded(), range.excluded_dns()]));
+    shoot(checks::PROBE_CAPTURED, &|range| range.captured());
+    shoot(checks::PROBE_EXCLUDED, &|range| range.excluded());
 }
 
 impl<'a> Range<'a> {
@@ -111,89 +108,44 @@ impl<'a> Range<'a> {
         self.view.evaluate(packet).arrival
     }
 
-    /// Returns, for each address family, a user and an address that the policy redirects.
-    fn captured(&self, to: &[SocketAddr], protocol: Protocol) -> Vec<(ProbeUser, SocketAddr)> {
-        let of = |v4: bool| {
-            let mut pairs =
-                to.iter().filter(|to| to.is_ipv4() == v4).flat_map(|to| self.users.iter().map(|user| (*user, *to)));
-            pairs.find(|(user, to)| matches!(self.wanted(*user, *to, protocol), Arrival::Sidecar(_)))
-        };
-        [true, false].into_iter().filter_map(of).collect()
+    /// Sends a connection and a DNS query that the policy sends to the sidecar.
+    fn captured(&self) -> CheckVerdict {
+        self.probe(&self.users, |arrival| matches!(arrival, Arrival::Sidecar(_)))
     }
 
-    fn outbound(&self) -> CheckVerdict {
-        let Some(redirect) = self.policy.redirect() else {
-            return CheckVerdict::not_checked("this plugin redirects nothing in the pod");
-        };
-        let to: Vec<_> = self.nowhere().into_iter().map(|ip| SocketAddr::new(ip, self.port())).collect();
-        let probes = self.captured(&to, Protocol::Tcp).into_iter().map(|(user, to)| {
-            let loopback: IpAddr = if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-            // Connection tracking forgets a connection that is refused. The port is in use if the proxy listens.
-            let in_its_place = TcpListener::bind((loopback, redirect.proxy_port));
-            self.send(user, to, Protocol::Tcp, &[], |fate| {
-                Ok(match (fate.taken, &in_its_place) {
-                    (false, _) => "the connection was not accepted",
-                    (true, Ok(_)) => "the doctor accepted the connection in the proxy's place",
-                    (true, Err(_)) => "the proxy accepted the connection",
-                })
-            })
-        });
-        united(probes, "no probe address is redirected")
-    }
-
-    fn dns(&self) -> CheckVerdict {
-        let servers: Vec<IpAddr> = match self.policy.redirect().map(|redirect| &redirect.dns) {
-            None | Some(DnsCapture::Off) => return CheckVerdict::not_checked("DNS is not captured"),
-            Some(DnsCapture::All) => self.nowhere(),
-            Some(DnsCapture::Servers { v4, v6 }) => {
-                let all = v4.iter().map(|ip| IpAddr::V4(*ip)).chain(v6.iter().map(|ip| IpAddr::V6(*ip)));
-                all.filter(|ip| self.serves(*ip)).collect()
-            }
-        };
-        let to: Vec<_> = servers.into_iter().map(|server| SocketAddr::new(server, DNS_PORT)).collect();
-        let query = self.query();
-        let probes = self.captured(&to, Protocol::Udp).into_iter().map(|(user, to)| {
-            let how = ["no answer", "answer received"];
-            self.send(user, to, Protocol::Udp, &query, |fate| Ok(how[usize::from(fate.taken)]))
-        });
-        united(probes, "no user's DNS query is captured")
-    }
-
+    /// Sends a connection and a DNS query of users that exclusions name.
     fn excluded(&self) -> CheckVerdict {
-        let everything = self.policy.exclusions.iter().filter(|exclusion| covers_everything(exclusion));
-        let user = everything.into_iter().find_map(|exclusion| self.user_of(exclusion.owner));
-        let probes = user.into_iter().flat_map(|user| self.nowhere().into_iter().map(move |ip| (user, ip)));
-        let probes = probes.map(|(user, ip)| {
-            let to = SocketAddr::new(ip, self.port());
-            self.send(user, to, Protocol::Tcp, &[], |_| Ok("sent to its destination"))
-        });
-        united(probes, "no user is excluded for all traffic")
+        let users: Vec<_> = self.policy.exclusions.iter().filter_map(|one| self.user_of(one.owner)).collect();
+        self.probe(&users, |arrival| arrival == Arrival::Direct)
     }
 
-    fn excluded_dns(&self) -> CheckVerdict {
-        let query = self.query();
-        let is_dns = |e: &&Exclusion| {
-            let port = e.ports.is_empty() || e.ports.iter().any(|p| p.first <= DNS_PORT && DNS_PORT <= p.last);
-            e.protocol != Some(Protocol::Tcp) && port
+    /// Sends a connection and a DNS query of each address family whose destination, according to the policy, `is_wanted`.
+    fn probe(&self, users: &[ProbeUser], is_wanted: fn(Arrival) -> bool) -> CheckVerdict {
+        let to = |ips: Vec<IpAddr>, port| ips.into_iter().map(move |ip| SocketAddr::new(ip, port));
+        let tcp = to(self.nowhere(), self.port()).map(|to| (to, Protocol::Tcp));
+        let dns = to(self.resolvers(), DNS_PORT).map(|to| (to, Protocol::Udp));
+        let (mut sent, mut verdicts) = (Vec::new(), Vec::new());
+        for (to, protocol) in tcp.chain(dns) {
+            let is_wanted = |user: &&ProbeUser| is_wanted(self.wanted(**user, to, protocol));
+            let user = users.iter().find(is_wanted).filter(|_| !sent.contains(&(protocol, to.is_ipv4())));
+            if let Some(user) = user {
+                sent.push((protocol, to.is_ipv4()));
+                verdicts.push(self.send(*user, to, protocol));
+            }
+        }
+        CheckVerdict::merged(verdicts)
+    }
+
+    /// Returns the resolvers whose queries may be captured or excluded.
+    fn resolvers(&self) -> Vec<IpAddr> {
+        let captured = match self.policy.redirect().map(|redirect| &redirect.dns) {
+            Some(DnsCapture::Servers { v4, v6 }) => (v4.as_slice(), v6.as_slice()),
+            _ => Default::default(),
         };
-        let Some(exclusion) = self.policy.exclusions.iter().find(is_dns) else {
-            return CheckVerdict::not_checked("no DNS query is excluded");
-        };
-        let resolvers = match exclusion.destination {
-            Some(net) => [net.addr()].into_iter().filter(|ip| self.serves(*ip)).collect(),
-            None => self.nowhere(),
-        };
-        let probes = self.user_of(exclusion.owner).into_iter().flat_map(|user| {
-            let query = &query;
-            resolvers.iter().map(move |ip| {
-                let to = SocketAddr::new(*ip, DNS_PORT);
-                self.send(user, to, Protocol::Udp, query, |fate| match fate.entries {
-                    1 => Ok("tracked once"),
-                    entries => Err(format!("tracked {entries} times, so that its answers are lost")),
-                })
-            })
-        });
-        united(probes, "the pod has no address of the resolver's family")
+        let captured = captured.0.iter().map(|ip| IpAddr::V4(*ip)).chain(captured.1.iter().map(|ip| IpAddr::V6(*ip)));
+        let excluded = self.policy.exclusions.iter().filter_map(|one| one.destination).map(|net| net.addr());
+        let named = captured.chain(excluded).filter(|ip| self.serves(*ip));
+        self.nowhere().into_iter().chain(named).collect()
     }
 
     /// Returns a user whose traffic the owner covers.
@@ -219,67 +171,45 @@ impl<'a> Range<'a> {
         query
     }
 
-    /// Sends a probe and compares its destination with the policy. `how` adds a detail, or an error.
-    fn send(
-        &self,
-        user: ProbeUser,
-        to: SocketAddr,
-        protocol: Protocol,
-        text: &[u8],
-        how: impl FnOnce(ProbeResult) -> Result<&'static str, String>,
-    ) -> CheckVerdict {
+    /// Sends a probe, and compares its destination with the policy. The answers to a query that is tracked twice are lost.
+    fn send(&self, user: ProbeUser, to: SocketAddr, protocol: Protocol) -> CheckVerdict {
         let ProbeUser { uid, gid } = user;
         let Some(outside) = self.known_as.outside(user) else {
             return CheckVerdict::not_checked(format!("the pod has no UID {uid} (hostUsers: false)"));
         };
-        let fate = match send_as(outside, protocol, to, text) {
+        let proxy_port = self.policy.redirect().map_or(0, |redirect| redirect.proxy_port);
+        let loopback: IpAddr = if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+        // Connection tracking forgets a connection that is refused. The port is in use if the proxy listens.
+        let _in_its_place = TcpListener::bind((loopback, proxy_port));
+        let (at, entries) = match send_as(outside, protocol, to, &self.query()) {
             Ok(fate) => fate,
             Err(error) => return CheckVerdict::not_checked(error.to_string()),
         };
         let wanted = self.wanted(user, to, protocol);
         let is_there = match wanted {
             Arrival::Sidecar(port) | Arrival::Ztunnel(port) | Arrival::Redirected(port) => {
-                fate.at != to && fate.at.port() == port
+                at != to && at.port() == port
             }
-            Arrival::Direct | Arrival::Dropped | Arrival::Rejected | Arrival::Unknown => fate.at == to,
+            Arrival::Direct | Arrival::Dropped | Arrival::Rejected | Arrival::Unknown => at == to && entries == 1,
         };
-        let at = if fate.at == to { "directly".to_owned() } else { format!("to {}", fate.at) };
-        let sent = format!("UID {uid}, GID {gid} to {to}/{protocol} went {at} (according to connection tracking)");
-        if !is_there {
-            return CheckVerdict::fail(format!("{sent}; expected {wanted}"), DETOURED);
-        }
-        match how(fate) {
-            Ok(how) => CheckVerdict::pass(format!("{sent}; {how}")),
-            Err(wrong) => CheckVerdict::fail(format!("{sent}; {wrong}"), DETOURED),
+        let went = if at == to { "directly".to_owned() } else { format!("to {at}") };
+        let found = format!(
+            "UID {uid}, GID {gid} to {to}/{protocol} went {went} (according to connection tracking, with {})",
+            if entries == 1 { "1 entry".to_owned() } else { format!("{entries} entries") }
+        );
+        match is_there {
+            true => CheckVerdict::pass(found),
+            false => CheckVerdict::fail(format!("{found}; expected {wanted}"), DETOURED),
         }
     }
 }
 
-/// Unites the probes of a check; without one, the reason is `none`.
-fn united(probes: impl Iterator<Item = CheckVerdict>, none: &str) -> CheckVerdict {
-    let mut probes = probes.peekable();
-    if probes.peek().is_none() { CheckVerdict::not_checked(none) } else { CheckVerdict::merged(probes) }
-}
-
-/// The timeout for a handshake over lo, and for an answer, in milliseconds.
-const PROBE_TIMEOUT: u16 = 1000;
-
-/// The fate of a probe.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct ProbeResult {
-    /// The source of the replies according to connection tracking: the real destination of the packets.
-    at: SocketAddr,
-    /// Whether the connection was accepted, or the datagram answered.
-    taken: bool,
-    /// The number of connection tracking entries.
-    entries: usize,
-}
-
-/// Sends a probe from the thread's network namespace: a datagram with `text`, or a connection without a byte.
+/// Sends a probe from the thread's network namespace: a datagram with `query`, or a connection without a byte. Returns its
+/// real destination and the number of its connection tracking entries.
 ///
 /// # Errors
 /// The probe can't be sent, or connection tracking has no entry for it.
-fn send_as(user: ProbeUser, protocol: Protocol, to: SocketAddr, text: &[u8]) -> Result<ProbeResult, Error> {
+fn send_as(user: ProbeUser, protocol: Protocol, to: SocketAddr, query: &[u8]) -> Result<(SocketAddr, usize), Error> {
     let failed = |what: &str, errno: Errno| Error::new(Code::Io, format!("{to}/{protocol}: {what}: {errno}"));
     let socket = owned_by(user, protocol, to).map_err(|errno| match errno {
         Errno::EPERM => Error::new(
@@ -296,14 +226,9 @@ fn send_as(user: ProbeUser, protocol: Protocol, to: SocketAddr, text: &[u8]) -> 
     }
     let from = local(&socket).ok_or_else(|| failed("the socket has no local address", Errno::EINVAL))?;
     if protocol == Protocol::Udp {
-        send(socket.as_raw_fd(), text, MsgFlags::empty()).map_err(|errno| failed("can't send", errno))?;
+        send(socket.as_raw_fd(), query, MsgFlags::empty()).map_err(|errno| failed("can't send", errno))?;
     }
-    let direction = if protocol == Protocol::Udp { PollFlags::POLLIN } else { PollFlags::POLLOUT };
-    let (at, entries) = fate(protocol, from, to)?;
-    // The destination is reserved for documentation: only a redirected probe is answered.
-    let came = at != to && ready(&socket, direction);
-    let taken = came && getsockopt(&socket, sockopt::SocketError).is_ok_and(|error| error == 0);
-    Ok(ProbeResult { at, taken, entries })
+    fate(protocol, from, to)
 }
 
 /// Opens a socket as `user`. Rules match the fsuid and fsgid of the thread that opened the socket (xt_owner.c,
@@ -328,11 +253,6 @@ fn local(socket: &OwnedFd) -> Option<SocketAddr> {
     let address: SockaddrStorage = getsockname(socket.as_raw_fd()).ok()?;
     let v4 = address.as_sockaddr_in().map(|a| SocketAddr::from((a.ip(), a.port())));
     v4.or_else(|| address.as_sockaddr_in6().map(|a| SocketAddr::from((a.ip(), a.port()))))
-}
-
-fn ready(socket: &OwnedFd, flags: PollFlags) -> bool {
-    let mut fds = [PollFd::new(socket.as_fd(), flags)];
-    poll(&mut fds, PollTimeout::from(PROBE_TIMEOUT)).is_ok_and(|ready| ready > 0)
 }
 
 /// Returns the real destination and the number of connection tracking entries.

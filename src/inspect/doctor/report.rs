@@ -7,14 +7,13 @@ use crate::host_path::{HostPath, HostRoot};
 use crate::inspect::needless_exclusions::NeedlessExclusion;
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, joined};
 use crate::plugin::FormatCounts;
+use crate::plugin::node::InstalledText;
 use crate::pod::PodRef;
 use crate::printable::without_userinfo;
-use crate::wait;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
-use std::convert::Infallible;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -213,19 +212,7 @@ impl CheckVerdict {
         next.dedup();
         Self { outcome, found, next: (!next.is_empty()).then(|| next.join("; ")) }
     }
-
-    /// Repeats a check that fails: what it examines may be about to change. Returns the last verdict after `settling`.
-    pub(super) fn settled(settling: Duration, verdict: impl Fn() -> Self) -> Self {
-        let passed = wait::until(settling, INTERVALS, || {
-            let verdict = verdict();
-            Ok::<_, Infallible>((verdict.outcome != CheckOutcome::Fail).then_some(verdict))
-        });
-        passed.ok().flatten().unwrap_or_else(verdict)
-    }
 }
-
-/// How often a check is repeated that may pass soon.
-const INTERVALS: wait::Intervals = [Duration::from_millis(100); 2];
 
 /// The timeout of a request to the agent.
 pub(super) const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -288,47 +275,28 @@ pub struct CheckTarget {
     pub node_name: Option<String>,
     /// The platform, a value of `--platform`.
     pub platform: String,
-    /// Whether the plugin is part of the cluster network's configuration list on this platform.
+    /// Whether the plugin is part of the cluster network's configuration list.
     pub chained: bool,
     /// The directories of CNI plugins.
-    pub bin_dirs: Vec<HostPath>,
+    pub bin_dirs: BTreeSet<HostPath>,
     /// A configuration file, or the directory of configuration files.
     pub conf: HostPath,
-    /// Other directories with configuration files of the plugin, which attachments have.
-    pub other_conf_dirs: Vec<HostPath>,
-    /// The installation according to its log.
-    pub installation: Installation,
+    /// The installed programs.
+    pub programs: Vec<HostPath>,
+    /// The installed configurations; none if the command line names one.
+    pub installed: Vec<InstalledText>,
+    /// The own lists, by their paths.
+    pub own_lists: BTreeMap<HostPath, OwnList>,
+    /// The directory of Multus's auxiliary chain, if one of the plugin's files is there, and the files because of which
+    /// Multus skips all plugins, each with the reason.
+    pub multus_chain: Option<(HostPath, Vec<String>)>,
+    /// The differences between the node and the installation record, one line each; `None` without an installation. The
+    /// error is the reason why they are unknown.
+    pub changed: Result<Option<Vec<String>>, String>,
     /// The pod to examine.
     pub pod: Option<PodRef>,
     /// Whether to send packets in the pod's network namespace.
     pub probe: bool,
-}
-
-/// The installation on the node, read from its record.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Installation {
-    /// The installed programs.
-    pub programs: Vec<HostPath>,
-    /// The own lists, by their paths.
-    pub own_lists: BTreeMap<HostPath, OwnList>,
-    /// Multus's auxiliary chain, if one of the plugin's files is there.
-    pub multus_chain: Option<MultusChain>,
-    /// The type of the plugin's entry in each configuration list, by the path of the list.
-    pub listed_types: BTreeMap<HostPath, String>,
-    /// The differences between the node and the installation, one line each; `None` without an installation. The
-    /// error is the reason why they are unknown.
-    pub changed: Result<Option<Vec<String>>, String>,
-}
-
-/// The directory of Multus's auxiliary chain: Multus runs its plugins for every pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MultusChain {
-    /// The directory.
-    pub directory: HostPath,
-    /// The plugin's own files there.
-    pub own_files: Vec<HostPath>,
-    /// The files because of which Multus skips all plugins, each with the reason.
-    pub invalid_files: Vec<String>,
 }
 
 /// An own list: the copy of the cluster network's configuration list that runtimes use.
@@ -341,11 +309,6 @@ pub struct OwnList {
 }
 
 impl CheckTarget {
-    /// Whether Multus runs the configuration at `path` for every pod, because it is in its auxiliary chain.
-    pub(super) fn is_in_multus_chain(&self, path: &HostPath) -> bool {
-        self.installation.multus_chain.as_ref().is_some_and(|chain| chain.directory == path.parent())
-    }
-
     /// Returns the path in this process of the agent's socket.
     pub(super) fn agent_socket(&self, conf: Option<&NetConf>) -> Result<PathBuf, String> {
         let named = conf.and_then(|conf| conf.kubernetes.agent_socket.as_deref());

@@ -4,7 +4,7 @@
 
 use super::checks;
 use super::report::{CheckTarget, CheckVerdict, Results};
-use crate::cni::{Code, Error, NetConf};
+use crate::cni::{Code, Error};
 use crate::firewall::DNS_PROXY_PORT;
 use crate::inspect::nodes::node_hint;
 use crate::inspect::rules::{LOCK_TIMEOUT, LiveRules, Mark, RuleLine, RulesReport};
@@ -74,22 +74,14 @@ fn equal(report: &RulesReport, wanted: Option<&Policy>) -> CheckVerdict {
 /// Checks for foreign rules that precede one of ours in the same netfilter chain.
 fn in_front(report: &RulesReport) -> CheckVerdict {
     let front = report.in_front();
-    let legacy = match report.legacy.as_slice() {
-        [] => String::new(),
-        tables => {
-            format!("; packets also pass the tables of iptables-legacy ({}), which are not examined", tables.join(", "))
-        }
-    };
-    let Some(first) = front.first() else { return CheckVerdict::pass(format!("none{legacy}")) };
-    let named = first_of(front.iter().map(|line| line.described()), NAMED, "; ");
-    let (table, chain) = (first.table.split(' ').next_back().unwrap_or_default(), &first.chain);
-    CheckVerdict::fail(
-        format!("{named}{legacy}"),
-        format!(
-            "if another plugin adds it on purpose, replace that plugin with uid-exclude or dns-exclude; otherwise delete the rule \
-             in the network namespace: iptables -t {table} -D {chain} 1"
+    match front.is_empty() {
+        true => CheckVerdict::pass("none"),
+        false => CheckVerdict::fail(
+            first_of(front.iter().map(|line| line.described()), NAMED, "; "),
+            "if another plugin adds it on purpose, replace that plugin with uid-exclude or dns-exclude; otherwise delete the \
+             rule in the network namespace",
         ),
-    )
+    }
 }
 
 fn fixtures(live: &LiveRules) -> Option<CheckVerdict> {
@@ -119,7 +111,7 @@ pub(super) fn find(target: &CheckTarget, named: &PodRef, pod: Option<&Pod>) -> R
 pub(super) fn examine_place(
     found: &Result<Option<FoundNetns>, Error>,
     pod: Option<&Pod>,
-    (target, conf): (&CheckTarget, Option<&NetConf>),
+    target: &CheckTarget,
     results: &mut Results,
 ) {
     let verdict = match (pod, found) {
@@ -135,27 +127,16 @@ pub(super) fn examine_place(
             "run crictl inspectp on the node for the runtime's view of the sandbox",
         ),
         (None, Ok(None)) => CheckVerdict::not_checked("the pod is not known"),
-        (Some(pod), Ok(None)) => here(pod, target, conf),
-    };
-    results.add(checks::NETNS_FOUND, verdict);
-}
-
-fn here(pod: &Pod, target: &CheckTarget, conf: Option<&NetConf>) -> CheckVerdict {
-    let Some(node) = &pod.node_name else {
-        return CheckVerdict::not_checked("it is not scheduled yet; see kubectl describe pod");
-    };
-    if target.node_name.as_ref() == Some(node) {
-        return CheckVerdict::fail(
+        (Some(pod), Ok(None)) if pod.node_name.is_none() || pod.node_name != target.node_name => {
+            let probe = if target.probe { " --probe" } else { "" };
+            CheckVerdict::to_do("it does not run on this node", node_hint(pod, &format!("doctor{probe}")))
+        }
+        (Some(_), Ok(None)) => CheckVerdict::fail(
             "this node has neither a cached CNI result nor a process of the pod",
             "the pod has ended or never started: see check events, and run crictl pods --name NAME on the node",
-        );
-    }
-    let this = target.node_name.as_deref().unwrap_or("unknown");
-    let probe = if target.probe { " --probe" } else { "" };
-    let question = format!("doctor -n {} {}{probe}", pod.namespace, pod.name);
-    let agents = conf.and_then(|conf| conf.kubernetes.agent_namespace.as_deref());
-    let next = node_hint(pod, agents, &question);
-    CheckVerdict::to_do(format!("it runs on node {node}; this is node {this}"), next)
+        ),
+    };
+    results.add(checks::NETNS_FOUND, verdict);
 }
 
 /// Checks whether the interface with the default route is captured, for a pod whose rules exclude interfaces. `policy`

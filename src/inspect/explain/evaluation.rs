@@ -8,11 +8,9 @@ use crate::inspect::terminal::joined;
 use crate::networks::{InstalledNetwork, networks};
 use crate::plugin::evaluation::{self, FactsOf};
 use crate::pod::well_known::{AMBIENT_BYPASS_INBOUND, AMBIENT_REDIRECTION, NETWORKS};
-use crate::pod::{Pod, PodRef};
-use crate::policy::{ContainerExclusion, Exclusion, IdRange, Policy, TrafficOwner};
-use crate::sub_plugins::{
-    ChainOutput, DecidedRequest, SettingSource, Severity, SubPlugin, bypasses_inbound, skip_reason,
-};
+use crate::pod::{Facts, PodRef};
+use crate::policy::{IdRange, Policy, TrafficOwner};
+use crate::sub_plugins::{ChainOutput, Origins, Severity, SubPlugin, bypasses_inbound, labeled_by, skip_reason};
 
 const WITHOUT_FACTS: &str =
     "the configuration has no source of pod facts: the plugin uses the configuration alone, and ignores the pod";
@@ -148,32 +146,9 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Returns the keys of all settings with their sources.
-    pub(in crate::inspect) fn settings(&self) -> impl Iterator<Item = (&'static str, String)> {
-        let settings = self.result.iter().flat_map(|output| &output.origins.settings);
-        settings.map(|(key, source)| (*key, source_text(source)))
-    }
-
-    /// Returns the exclusions with their sources.
-    pub(in crate::inspect) fn exclusions(&self) -> impl Iterator<Item = (&Exclusion, String)> {
-        let exclusions = self.result.iter().flat_map(|output| &output.origins.exclusions);
-        exclusions.map(|(exclusion, source)| (exclusion, source_text(source)))
-    }
-
-    /// Returns the excluded containers with their sources.
-    pub(in crate::inspect) fn containers(&self) -> impl Iterator<Item = (&ContainerExclusion, String)> {
-        let containers = self.result.iter().flat_map(|output| &output.origins.containers);
-        containers.map(|(exclusion, source)| (exclusion, source_text(source)))
-    }
-
-    /// Returns the decisions about the requests of the pod and its namespace.
-    pub(super) fn requests(&self) -> impl Iterator<Item = &DecidedRequest> {
-        self.result.iter().flat_map(|output| &output.origins.requests)
-    }
-
-    /// Returns the request outside the bounds because of which an ADD would fail.
-    pub(super) fn rejected(&self) -> Option<&DecidedRequest> {
-        self.result.as_ref().ok()?.rejected(&self.conf.bounds)
+    /// Returns the sources of settings and exclusions; `None` if the configuration does not apply.
+    pub(super) fn origins(&self) -> Option<&Origins> {
+        self.result.as_ref().ok().map(|output| &output.origins)
     }
 
     /// Returns the notes that an ADD would log.
@@ -190,18 +165,12 @@ impl<'a> Evaluation<'a> {
     }
 }
 
-/// Returns a source in words. The path in an attachment's configuration already starts with the attachment's name.
-fn source_text(source: &SettingSource) -> String {
-    match source {
-        SettingSource::Configuration(path) if path.starts_with("network ") => path.clone(),
-        other => other.to_string(),
-    }
-}
-
-/// Returns notes about a pod of the ambient mesh.
-pub(super) fn ambient_notes(pod: &Pod, policy: &Policy) -> Vec<String> {
+/// Returns notes about a pod of the ambient mesh, and about one with a sidecar although a label asks for the ambient mesh.
+pub(super) fn ambient_notes(Facts { pod, namespace }: &Facts, policy: &Policy) -> Vec<String> {
     if !policy.ambient {
-        return Vec::new();
+        let label = labeled_by(pod, namespace.as_ref()).filter(|_| !pod.host_network && pod.proxy().is_some());
+        let note = |label| format!("{label}, but the pod has a sidecar, which takes precedence");
+        return label.map(note).into_iter().collect();
     }
     let mut notes = vec![match pod.annotations.get(AMBIENT_REDIRECTION) {
         Some(state) => format!("annotation {AMBIENT_REDIRECTION} is {state:?}: istio-cni has set it"),

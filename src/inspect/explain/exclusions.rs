@@ -9,6 +9,7 @@ use crate::pod::{Container, Pod};
 use crate::policy::{
     ContainerExclusion, ContainerScope, DnsCapture, Exclusion, IdRange, Policy, Redirect, TrafficOwner,
 };
+use crate::sub_plugins::SettingSource;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -70,6 +71,11 @@ pub struct ExcludedContainer {
 /// What configurations and annotations request, each item with its source.
 pub(super) type Sourced<T> = Vec<(T, String)>;
 
+/// Returns the items with their sources in words.
+pub(super) fn sourced<'a, T>(all: impl Iterator<Item = &'a (T, SettingSource)>) -> Sourced<&'a T> {
+    all.map(|(item, source)| (item, source.to_string())).collect()
+}
+
 /// Returns the sources of the items that are meant, each once.
 pub(super) fn sources_of<T>(configured: &Sourced<T>, is_meant: impl Fn(&T) -> bool) -> Vec<String> {
     let mut sources: Vec<String> = Vec::new();
@@ -123,21 +129,15 @@ pub(super) fn grouped(all: &[ExcludedTraffic]) -> Vec<ExcludedTraffic> {
         std::mem::discriminant(&a.owner) == std::mem::discriminant(&b.owner)
             && ExcludedTraffic { who: b.who.clone(), owner: b.owner, ..a.clone() } == *b
     };
-    let merge = |group: &[ExcludedTraffic]| {
-        let kind = match group.first().map(|first| first.owner) {
-            Some(TrafficOwner::Uid(_)) if group.len() >= MAX_IDS => "UID",
-            Some(TrafficOwner::Gid(_)) if group.len() >= MAX_IDS => "GID",
-            _ => return group.to_vec(),
-        };
-        let ranges = group.iter().filter_map(|one| ids(one.owner));
-        let count: u64 = ranges.map(|range| u64::from(range.last - range.first) + 1).sum();
-        let shown = group.iter().take(3).filter_map(|one| Some(ids(one.owner)?.to_string()));
-        let who = format!("{} {kind}s: {}, … (--all)", terminal::grouped(count), joined(shown));
-        group
-            .first()
-            .map(|first| ExcludedTraffic { who, owner: TrafficOwner::Any, ..first.clone() })
-            .into_iter()
-            .collect()
+    let merge = |group: &[ExcludedTraffic]| match group {
+        [first, ..] if first.owner != TrafficOwner::Any && group.len() >= MAX_IDS => {
+            let ranges = || group.iter().filter_map(|one| ids(one.owner));
+            let count: u64 = ranges().map(|range| u64::from(range.last - range.first) + 1).sum();
+            let kind = if matches!(first.owner, TrafficOwner::Gid(_)) { "GID" } else { "UID" };
+            let who = format!("{} {kind}s: {}, … (--all)", terminal::grouped(count), joined(ranges().take(3)));
+            vec![ExcludedTraffic { who, owner: TrafficOwner::Any, ..first.clone() }]
+        }
+        _ => group.to_vec(),
     };
     all.chunk_by(is_same).flat_map(merge).collect()
 }
@@ -228,11 +228,6 @@ impl ContainerTraffic<'_> {
         }
     }
 
-    /// Returns whether the container runs while the proxy accepts connections.
-    pub(in crate::inspect) fn runs_with_proxy(&self) -> bool {
-        !(self.ends_before && self.pod.starts_before_proxy(self.name()))
-    }
-
     /// Returns whether it is an init container that runs after the proxy has started, and so needs no exclusion.
     pub(in crate::inspect) fn runs_after_proxy(&self) -> bool {
         self.ends_before && !self.pod.starts_before_proxy(self.name())
@@ -317,26 +312,6 @@ impl Requested<'_> {
 }
 
 impl InitContainer {
-    /// Returns when and how `container` runs.
-    fn of(
-        container: &ContainerTraffic<'_>,
-        policy: &Policy,
-        requested: &Requested<'_>,
-        all: &[ContainerTraffic<'_>],
-    ) -> Self {
-        let starts_before_proxy = container.pod.starts_before_proxy(container.name());
-        let captures = |redirect: &Redirect| redirect.captures_outbound() || redirect.dns != DnsCapture::Off;
-        let is_captured = policy.redirect().is_none_or(captures) && container.proxys_id(policy).is_none();
-        Self {
-            name: container.name().to_owned(),
-            sidecar: !container.ends_before,
-            starts_before_proxy,
-            needs_exclusion: starts_before_proxy && is_captured,
-            excluded: container.excluded_part(policy),
-            needless_exclusions: requested.needless(container, all),
-        }
-    }
-
     /// Returns whether it ends before the proxy listens, and sends traffic that is captured.
     pub(super) fn is_lost(&self) -> bool {
         self.needs_exclusion && !self.sidecar && self.excluded != ExcludedPart::All
@@ -350,16 +325,17 @@ impl InitContainer {
             (false, false) => "runs after istio-proxy has started",
             (false, true) => "starts after istio-proxy, and keeps running",
         };
-        let (what, tone) = match (self.needs_exclusion, self.sidecar, self.excluded) {
-            (true, _, ExcludedPart::All) => ("needs an exclusion, and is excluded", Tone::Good),
-            (true, _, ExcludedPart::Some) => {
-                ("needs an exclusion; only a part of its traffic is excluded", Tone::Notable)
+        let (what, tone) = match (self.needs_exclusion, self.excluded) {
+            (true, ExcludedPart::All) => ("needs an exclusion, and is excluded", Tone::Good),
+            (true, ExcludedPart::Some) => ("needs an exclusion; only a part of its traffic is excluded", Tone::Notable),
+            (true, ExcludedPart::None) if self.sidecar => {
+                ("needs an exclusion for traffic before istio-proxy accepts connections", Tone::Notable)
             }
-            (true, true, _) => ("needs an exclusion for traffic before istio-proxy accepts connections", Tone::Notable),
-            (true, false, _) => ("needs an exclusion: its traffic is captured and lost", Tone::Bad),
-            (false, _, ExcludedPart::None) => ("needs no exclusion", Tone::Good),
-            (false, ..) if self.starts_before_proxy => ("needs no exclusion: its traffic is not captured", Tone::Good),
-            (false, ..) => ("needs no exclusion, but is excluded: its traffic has no mTLS", Tone::Notable),
+            (true, ExcludedPart::None) => ("needs an exclusion: its traffic is captured and lost", Tone::Bad),
+            (false, ExcludedPart::All | ExcludedPart::Some) if !self.starts_before_proxy => {
+                ("needs no exclusion, but is excluded: its traffic has no mTLS", Tone::Notable)
+            }
+            (false, _) => ("needs no exclusion", Tone::Good),
         };
         vec![Cell::of(&self.name).tone(Tone::Strong), Cell::of(when), Cell::of(what).tone(tone)]
     }
@@ -371,6 +347,18 @@ pub(super) fn init_containers(
     policy: &Policy,
     requested: &Requested<'_>,
 ) -> Vec<InitContainer> {
-    let init = containers.iter().filter(|container| container.pod.is_init_container(container.name()));
-    init.map(|container| InitContainer::of(container, policy, requested, containers)).collect()
+    let captures = |redirect: &Redirect| redirect.captures_outbound() || redirect.dns != DnsCapture::Off;
+    let is_captured = policy.redirect().is_none_or(captures);
+    let of = |container: &ContainerTraffic<'_>| {
+        let starts_before_proxy = container.pod.starts_before_proxy(container.name());
+        InitContainer {
+            name: container.name().to_owned(),
+            sidecar: !container.ends_before,
+            starts_before_proxy,
+            needs_exclusion: starts_before_proxy && is_captured && container.proxys_id(policy).is_none(),
+            excluded: container.excluded_part(policy),
+            needless_exclusions: requested.needless(container, containers),
+        }
+    };
+    containers.iter().filter(|container| container.pod.is_init_container(container.name())).map(of).collect()
 }

@@ -7,8 +7,8 @@ mod report;
 mod settings;
 mod warnings;
 
+pub(super) use exclusions::application_containers;
 pub use exclusions::{ExcludedContainer, ExcludedPart, ExcludedTraffic, InitContainer};
-pub(super) use exclusions::{application_containers, covers_everything};
 pub use picture::picture;
 pub use report::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain, explained};
 pub use settings::{ExplainedGuard, Setting};

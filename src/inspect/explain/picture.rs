@@ -71,7 +71,7 @@ pub fn picture(subject: &Subject, Explained { explanation, policy }: &Explained)
     let by_others = (policy.ambient || by_istio_init).then(|| captured_by_others(pod, policy));
     let redirect = policy.redirect().or(by_others.as_ref());
     let mut rows = match redirect {
-        Some(redirect) => captured(redirect, policy, &containers),
+        Some(redirect) => captured(explanation, policy, redirect, &containers),
         None => containers.iter().map(|one| bypass(card(one), "everything", "anywhere", &[])).collect(),
     };
     if let Some(redirect) = redirect {
@@ -142,7 +142,12 @@ fn proxy(redirect: &Redirect) -> String {
 }
 
 /// Returns the rows of traffic that passes the sidecar.
-fn captured(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic<'_>]) -> Vec<Row> {
+fn captured(
+    explanation: &Explanation,
+    policy: &Policy,
+    redirect: &Redirect,
+    containers: &[ContainerTraffic<'_>],
+) -> Vec<Row> {
     let through =
         |card, color, port, what: String, to: &str| Row { port: Some(port), color, ..bypass(card, &what, to, &[]) };
     let inbound = match (&redirect.inbound_ports_include, &redirect.inbound_ports_exclude) {
@@ -160,11 +165,8 @@ fn captured(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic
         redirect.captures_outbound() && container.excluded_part(policy) != ExcludedPart::All
     };
     for container in containers.iter().filter(is_captured) {
-        // Other tools redirect before all containers of the pod start, or after the first ones.
-        let (color, to) = match policy.redirect().is_none() || container.runs_with_proxy() {
-            true => ("out", "services"),
-            false => ("lost", "lost: no sidecar yet"),
-        };
+        let is_lost = explanation.init_containers.iter().any(|one| one.is_lost() && one.name == container.name());
+        let (color, to) = if is_lost { ("lost", "lost: no sidecar yet") } else { ("out", "services") };
         rows.push(through(card(container), color, redirect.proxy_port, "outbound TCP".to_owned(), to));
     }
     let resolvers = match &redirect.dns {

@@ -3,7 +3,7 @@
 use super::evaluation::{Evaluation, ambient_notes, evaluate, has_redirect};
 use super::exclusions::{
     ExcludedContainer, ExcludedTraffic, InitContainer, Requested, application_containers, excluded_containers,
-    excluded_traffic, grouped, init_containers, unowned,
+    excluded_traffic, grouped, init_containers, sourced, sources_of, unowned,
 };
 use super::settings::{ExplainedGuard, Setting, settings, uncaptured};
 use super::warnings::{ADD_FAILS, Warning, usual_annotations, warnings};
@@ -14,7 +14,7 @@ use crate::inspect::subject::{ConfigurationOrigin, PlannedFormat, Subject, plann
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, cut_list, joined};
 use crate::networks::PodNetwork;
 use crate::plugin::primary::{NetworkRunner, UNREAD, united};
-use crate::policy::{Policy, Redirect};
+use crate::policy::Policy;
 use crate::sub_plugins::{
     ChainOutput, ConsideredRule, DecidedRequest, Decision, SkipReason, considered, missing_sub_plugin, pod_skip_reason,
 };
@@ -86,15 +86,10 @@ impl ExplainedRequest {
         Self { item: item.clone(), source: source.to_string(), allowed: *permitted, by: bound.clone() }
     }
 
-    /// Returns the decision in words.
-    pub(super) fn verdict(&self) -> String {
-        format!("{} by {}", if self.allowed { "allowed" } else { "refused" }, self.by)
-    }
-
     fn row(&self) -> Vec<Cell> {
-        let tone = if self.allowed { Tone::Good } else { Tone::Bad };
+        let (verdict, tone) = if self.allowed { ("allowed", Tone::Good) } else { ("refused", Tone::Bad) };
         let source = Cell::of(&self.source).tone(Tone::Faint);
-        vec![Cell::of(&self.item).tone(Tone::Strong), Cell::of(self.verdict()).tone(tone), source]
+        vec![Cell::of(&self.item).tone(Tone::Strong), Cell::of(format!("{verdict} by {}", self.by)).tone(tone), source]
     }
 }
 
@@ -180,12 +175,17 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
     let applies = |one: &&Evaluation<'_>| one.result.is_ok();
     let decisive =
         evaluations.iter().find(redirects).or_else(|| evaluations.iter().find(applies)).or(evaluations.first());
-    let sources = evaluations.iter().flat_map(Evaluation::settings).collect();
+    let origins = || evaluations.iter().filter_map(Evaluation::origins);
+    let sources = sourced(origins().flat_map(|one| &one.settings));
     let settings = policy.redirect().map(|redirect| settings(redirect, &sources));
     let requested = Requested {
-        traffic: evaluations.iter().flat_map(Evaluation::exclusions).collect(),
-        containers: evaluations.iter().flat_map(Evaluation::containers).collect(),
+        traffic: sourced(origins().flat_map(|one| &one.exclusions)),
+        containers: sourced(origins().flat_map(|one| &one.containers)),
     };
+    // With a primary plugin, several networks can decide about one.
+    let mut known = HashSet::new();
+    let requests = origins().flat_map(|one| &one.requests).map(ExplainedRequest::of);
+    let requests = requests.filter(|request| known.insert(request.clone())).collect();
     let mut excluded = excluded_traffic(&policy, &requested);
     if let Some((redirect, settings)) = policy.redirect().zip(settings.as_ref()) {
         excluded.extend(uncaptured(redirect, settings));
@@ -209,13 +209,18 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         redirected: policy.redirect().is_some(),
         decision: decisive.map_or_else(|| NO_CHAIN.to_owned(), Evaluation::decision),
         considered: decisive.map(|decisive| conditions(subject, decisive)).unwrap_or_default(),
-        proxy: policy.redirect().zip(settings.as_ref()).map(|(redirect, settings)| Proxy::of(redirect, settings)),
+        proxy: policy.redirect().map(|redirect| Proxy {
+            uid: redirect.proxy_uid.clone(),
+            uid_sources: sources_of(&sources, |key| **key == "proxy_uid"),
+            gid: redirect.proxy_gid.clone(),
+            gid_sources: sources_of(&sources, |key| **key == "proxy_gid"),
+        }),
         settings: settings.unwrap_or_default(),
         guard: ExplainedGuard::of(&policy, &evaluations),
         exclusions: excluded,
         init_containers,
         excluded_containers: excluded_containers(&policy, &requested),
-        requests: requested_items(&evaluations),
+        requests,
         notes: notes(subject, &evaluations, &policy),
         warnings,
         all: false,
@@ -223,37 +228,15 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
     Ok(Explained { explanation, policy })
 }
 
-/// Returns the requests, once each: with a primary plugin, several networks can decide about one.
-fn requested_items(evaluations: &[Evaluation<'_>]) -> Vec<ExplainedRequest> {
-    let mut known = HashSet::new();
-    let requests = evaluations.iter().flat_map(Evaluation::requests).map(ExplainedRequest::of);
-    requests.filter(|request| known.insert(request.clone())).collect()
-}
-
 fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> Vec<String> {
     let networks = subject.networks.iter().flat_map(|preview| preview.warnings.iter().cloned());
     let evaluations = evaluations.iter().flat_map(Evaluation::notes).filter(|note| missing_sub_plugin(note).is_none());
     let pod = &subject.facts.pod;
-    let by_ambient = ambient_notes(pod, policy);
+    let by_ambient = ambient_notes(&subject.facts, policy);
     let usual = policy.redirect().into_iter().flat_map(|_| usual_annotations(pod));
     let on_node = (!policy.containers.is_empty()).then(|| NEEDED_ON_NODE.to_owned());
     let all = subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).chain(on_node);
     all.chain(by_ambient).chain(usual).collect()
-}
-
-impl Proxy {
-    fn of(redirect: &Redirect, settings: &[Setting]) -> Self {
-        let sources = |key: &str| {
-            let setting = settings.iter().find(|setting| setting.key == key);
-            setting.map(|setting| setting.sources.clone()).unwrap_or_default()
-        };
-        Self {
-            uid: redirect.proxy_uid.clone(),
-            uid_sources: sources("proxy_uid"),
-            gid: redirect.proxy_gid.clone(),
-            gid_sources: sources("proxy_gid"),
-        }
-    }
 }
 
 /// Returns the evaluated conditions, up to the one that decided: that the configuration applies and redirects, those of the
@@ -308,7 +291,8 @@ impl TextReport for Explanation {
             screen.labeled("Rule format:", format!("{}, {source}", format.name()), Tone::Faint);
         }
         if let Some(guard) = &self.guard {
-            screen.line(&[Cell::of("Guard:"), Cell::of(guard.text()), sources(&guard.sources)]);
+            let what = "packets that neither the redirection nor an exclusion explains are rejected";
+            screen.line(&[Cell::of("Guard:"), Cell::of(what), sources(&guard.sources)]);
         }
         // The line above names the file of the only network.
         let is_named = |one: &NetworkReport| one.leads_to.as_ref() == self.configuration.places.first();

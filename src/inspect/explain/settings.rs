@@ -29,8 +29,7 @@ impl Setting {
     /// Whether the value differs from that of Istio's and this program's default. The default of one setting can depend on
     /// another one.
     pub(super) fn differs(&self) -> bool {
-        let is_default = |source: &String| *source == SettingSource::Default.to_string();
-        !self.sources.iter().all(is_default)
+        !self.is_default()
             && setting_values(&Redirect::default()).any(|(key, value)| key == self.key && value != self.value)
     }
 
@@ -45,8 +44,8 @@ impl Setting {
 }
 
 /// Returns every setting of `redirect` that has a source.
-pub(super) fn settings(redirect: &Redirect, origins: &Sourced<&'static str>) -> Vec<Setting> {
-    let setting = |(key, value)| Setting { key, value, sources: sources_of(origins, |other| *other == key) };
+pub(super) fn settings(redirect: &Redirect, origins: &Sourced<&&'static str>) -> Vec<Setting> {
+    let setting = |(key, value)| Setting { key, value, sources: sources_of(origins, |other| **other == key) };
     setting_values(redirect).map(setting).filter(|setting| !setting.sources.is_empty()).collect()
 }
 
@@ -65,11 +64,6 @@ impl ExplainedGuard {
         policy.guard.as_ref()?;
         let blocks = evaluations.iter().flat_map(|one| guards(&one.conf.chain));
         Some(Self { unexplained: "rejected", sources: blocks.map(|block| block.path.clone()).collect() })
-    }
-
-    /// Returns the guard in one line.
-    pub(super) fn text(&self) -> String {
-        format!("packets that neither the redirection nor an exclusion explains are {}", self.unexplained)
     }
 }
 

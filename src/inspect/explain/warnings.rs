@@ -116,7 +116,7 @@ fn add_fails(evaluation: &Evaluation<'_>) -> Warning {
 
 /// Warns about a request outside the bounds, because of which the pod does not start.
 fn outside_bounds(evaluation: &Evaluation<'_>) -> Option<Warning> {
-    let request = evaluation.rejected()?;
+    let request = evaluation.result.as_ref().ok()?.rejected(&evaluation.conf.bounds)?;
     Some(Warning::new(ADD_FAILS, evaluation.of_network(&request.reason()), DecidedRequest::NEXT))
 }
 

@@ -3,7 +3,6 @@
 use crate::cluster::ObjectRef;
 use crate::pod::well_known::PROXY_CONTAINER;
 use serde_json::Value;
-use std::collections::BTreeMap;
 
 /// The container of the agent in its pod.
 const CONTAINER: &str = "agent";
@@ -69,69 +68,31 @@ impl AgentPod {
     }
 }
 
-/// The DaemonSet of agents.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AgentDaemonSet {
-    /// Its namespace and name.
-    pub object: ObjectRef,
-    node_selector: BTreeMap<String, String>,
-    has_affinity: bool,
-}
-
-impl AgentDaemonSet {
-    /// Parses a `DaemonSet`; `None` if it is not one of agents.
-    #[must_use]
-    pub fn of(set: &Value) -> Option<Self> {
-        if !is_agent(&set["metadata"]) {
-            return None;
-        }
-        let spec = &set["spec"]["template"]["spec"];
-        Some(Self {
-            object: object(&set["metadata"])?,
-            node_selector: serde_json::from_value(spec["nodeSelector"].clone()).unwrap_or_default(),
-            has_affinity: spec["affinity"]["nodeAffinity"].is_object(),
-        })
-    }
-
-    /// Whether its pods should run on a node; `None` if a node affinity decides, which is not evaluated.
-    #[must_use]
-    pub fn selects(&self, node: &NodeLabels) -> Option<bool> {
-        let is_selected = self.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value));
-        if is_selected && self.has_affinity { None } else { Some(is_selected) }
-    }
-}
-
-/// A node and its labels.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeLabels {
-    /// Its name.
-    pub name: String,
-    /// Its labels.
-    pub labels: BTreeMap<String, String>,
-}
-
-impl NodeLabels {
-    /// Parses the metadata of a `Node`.
-    #[must_use]
-    pub fn of(node: &Value) -> Option<Self> {
-        let metadata = &node["metadata"];
-        let labels = serde_json::from_value(metadata["labels"].clone()).unwrap_or_default();
-        Some(Self { name: metadata["name"].as_str()?.to_owned(), labels })
-    }
-}
-
-/// Returns `NAMESPACE/NAME` of the pods that have a sidecar and have not ended.
+/// Returns why a node has no agent according to the DaemonSets of agents, and whether it is `expected` that it has none:
+/// no DaemonSet selects the node, or a node affinity decides, which is not evaluated.
 #[must_use]
-pub fn pods_with_running_sidecar(pods: &[Value]) -> Vec<String> {
-    let has_sidecar = |spec: &Value| {
-        ["containers", "initContainers"]
-            .iter()
-            .flat_map(|key| items(&spec[*key]))
-            .any(|one| one["name"] == PROXY_CONTAINER)
+pub fn missing_agent(node: &Value, sets: &[Value]) -> (bool, String) {
+    let labels = &node["metadata"]["labels"];
+    let selects = |set: &&Value| {
+        let selector = set["spec"]["template"]["spec"]["nodeSelector"].as_object();
+        is_agent(&set["metadata"]) && selector.into_iter().flatten().all(|(key, value)| labels[key] == *value)
     };
-    let has_ended = |status: &Value| ["Succeeded", "Failed"].iter().any(|phase| status["phase"] == *phase);
-    let running = pods.iter().filter(|pod| has_sidecar(&pod["spec"]) && !has_ended(&pod["status"]));
-    running.filter_map(|pod| Some(object(&pod["metadata"])?.to_string())).collect()
+    let has_affinity = |set: &Value| set["spec"]["template"]["spec"]["affinity"]["nodeAffinity"].is_object();
+    let selecting = sets.iter().filter(selects).find(|set| !has_affinity(set));
+    match selecting.and_then(|set| object(&set["metadata"])) {
+        Some(ObjectRef { namespace, name }) => {
+            let next = format!("see kubectl describe daemonset -n {namespace} {name}");
+            (false, format!("no agent, but DaemonSet {namespace}/{name} selects this node; {next}"))
+        }
+        None => (true, "no agent; no DaemonSet of an agent selects this node, or one has a node affinity".to_owned()),
+    }
+}
+
+/// Whether a pod has a sidecar.
+#[must_use]
+pub fn has_sidecar(pod: &Value) -> bool {
+    let containers = ["containers", "initContainers"].iter().flat_map(|key| items(&pod["spec"][*key]));
+    containers.into_iter().any(|one| one["name"] == PROXY_CONTAINER)
 }
 
 const RELEASE: &str = "app.kubernetes.io/name";
@@ -230,14 +191,13 @@ mod tests {
             });
             let template = json!({"spec": {"nodeSelector": {"kubernetes.io/os": "linux"}, "affinity": affinity}});
             let metadata = json!({"name": "a", "namespace": "mesh", "labels": labels});
-            AgentDaemonSet::of(&json!({"metadata": metadata, "spec": {"template": template}})).expect("one")
+            json!({"metadata": metadata, "spec": {"template": template}})
         };
-        let node = |os: &str| {
-            NodeLabels::of(&json!({"metadata": {"name": "n", "labels": {"kubernetes.io/os": os}}})).expect("a node")
+        let is_expected = |set: Value, os: &str| {
+            missing_agent(&json!({"metadata": {"name": "n", "labels": {"kubernetes.io/os": os}}}), &[set]).0
         };
-        assert_eq!(set(Value::Null).selects(&node("linux")), Some(true));
-        assert_eq!(set(Value::Null).selects(&node("windows")), Some(false));
-        assert_eq!(set(json!({"nodeAffinity": {}})).selects(&node("linux")), None);
-        assert_eq!(set(json!({"nodeAffinity": {}})).selects(&node("windows")), Some(false));
+        assert!(!is_expected(set(Value::Null), "linux"));
+        assert!(is_expected(set(Value::Null), "windows"));
+        assert!(is_expected(set(json!({"nodeAffinity": {}})), "linux"));
     }
 }

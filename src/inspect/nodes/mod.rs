@@ -3,7 +3,7 @@
 mod agents;
 mod check;
 
-pub use agents::{AgentDaemonSet, AgentPod, NodeLabels, pods_with_running_sidecar};
+pub use agents::{AgentPod, has_sidecar, missing_agent};
 pub use check::{NodeCheck, NodeResult, NodesCheck, PolicyCounts};
 
 use super::audit::{AuditReport, AuditedPod, verdict};
@@ -47,27 +47,16 @@ impl AgentOutput {
     }
 }
 
-/// The namespace of the agent in the project's manifests.
-const AGENT_NAMESPACE: &str = "kube-system";
-
-/// Returns a hint with the commands that run detour with `arguments` on the pod's node: in the agent's pod, and on the
-/// node itself. `agent_namespace` is the namespace of the agent's pods.
+/// Returns the command that runs detour with `arguments` on the pod's node.
 #[must_use]
-pub fn node_hint(pod: &Pod, agent_namespace: Option<&str>, arguments: &str) -> String {
-    let Some(node) = &pod.node_name else {
-        return "the pod is not scheduled to a node (spec.nodeName)".to_owned();
-    };
-    let agent_namespace = agent_namespace.unwrap_or(AGENT_NAMESPACE);
-    let agents = format!(
-        "kubectl get pods -n {agent_namespace} -l app.kubernetes.io/part-of=detour,app.kubernetes.io/component=agent \
-         --field-selector spec.nodeName={node} -o name | head -n 1"
-    );
-    format!(
-        "the pod is on node {node}; run there:\n  \
-         kubectl exec -n {agent_namespace} \"$({agents})\" -- /detour {arguments} --root /host\n\
-         or, with DIR being the plugin's directory on the node (/var/lib/cni/bin on OpenShift):\n  \
-         oc debug node/{node} -- chroot /host DIR/detour {arguments}"
-    )
+pub fn node_hint(Pod { namespace, name, node_name, .. }: &Pod, arguments: &str) -> String {
+    match node_name {
+        Some(node) => format!(
+            "the pod is on node {node}; run kubectl detour {arguments} -n {namespace} {name}, or, with DIR being the plugin's \
+             directory on the node: oc debug node/{node} -- chroot /host DIR/detour {arguments} -n {namespace} {name}"
+        ),
+        None => format!("the pod is not scheduled to a node; see kubectl describe pod -n {namespace} {name}"),
+    }
 }
 
 /// The report about the pods of all nodes.
@@ -209,14 +198,15 @@ mod tests {
 
     #[test]
     fn hints_contain_the_node_and_the_arguments() {
-        let pod = Pod { node_name: Some("worker-1".into()), ..Pod::default() };
-        let text = node_hint(&pod, Some("mesh"), "rules --pod-uid u");
-        let commands: Vec<&str> = text.lines().filter(|line| line.starts_with("  ")).collect();
-        assert_eq!(commands.len(), 2, "{text}");
-        assert!(commands[0].starts_with("  kubectl exec -n mesh ") && commands[0].contains("spec.nodeName=worker-1"));
-        assert!(commands[0].ends_with("-- /detour rules --pod-uid u --root /host"), "{text}");
-        assert!(commands[1].contains("node/worker-1") && commands[1].ends_with("/detour rules --pod-uid u"), "{text}");
-        assert!(node_hint(&pod, None, "rules").contains("kubectl exec -n kube-system "));
-        assert!(node_hint(&Pod::default(), None, "rules").contains("not scheduled"));
+        let pod = Pod { namespace: "shop".into(), name: "web-0".into(), ..Pod::default() };
+        let there = Pod { node_name: Some("worker-1".into()), ..pod.clone() };
+        let text = node_hint(&there, "doctor --probe");
+        assert!(text.starts_with("the pod is on node worker-1; "), "{text}");
+        assert!(text.contains("; run kubectl detour doctor --probe -n shop web-0, "), "{text}");
+        assert!(
+            text.ends_with("oc debug node/worker-1 -- chroot /host DIR/detour doctor --probe -n shop web-0"),
+            "{text}"
+        );
+        assert!(node_hint(&pod, "rules").contains("not scheduled"));
     }
 }

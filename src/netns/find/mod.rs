@@ -244,12 +244,11 @@ impl NodeSnapshot {
         results: &[&CachedResult],
         oldest: Option<NetnsProcess>,
     ) -> Result<Option<FoundNetns>, Error> {
-        if let Some(oldest) = oldest.as_ref().filter(|oldest| oldest.netns.id() == self.own) {
-            let msg = format!(
-                "{what}: its oldest {} is in the node's own network namespace: a pod with hostNetwork has no separate one",
-                oldest.name
-            );
-            return Err(invalid(msg));
+        let refuse = |why: String| Err(invalid(format!("{what}: {why}")));
+        if let Some(NetnsProcess { name, .. }) = oldest.as_ref().filter(|oldest| oldest.netns.id() == self.own) {
+            return refuse(format!(
+                "its oldest {name} is in the node's own network namespace: a pod with hostNetwork has no separate one"
+            ));
         }
         let mut live = Vec::new();
         for &result in results {
@@ -263,27 +262,19 @@ impl NodeSnapshot {
         let of_process = oldest.as_ref().map(|oldest| oldest.netns.id());
         let Some(id) = of_process.or(live.first().map(|(_, netns)| netns.id())) else { return Ok(None) };
         let agreeing = live.iter().find(|(_, netns)| netns.id() == id);
-        let other = live.iter().find(|(_, netns)| netns.id() != id);
-        let evidence = match (&oldest, agreeing, other) {
-            (Some(oldest), None, Some(other)) => {
-                let msg = format!(
-                    "{what}: {}, but its oldest {} is in another network namespace",
-                    describe(other),
-                    oldest.name
-                );
-                return Err(invalid(msg));
+        let other = live.iter().find(|(_, netns)| netns.id() != id).map(describe);
+        let first = agreeing.map(describe);
+        let evidence = match (oldest.as_ref().map(|oldest| &oldest.name), first, other) {
+            (Some(process), None, Some(other)) => {
+                return refuse(format!("{other}, but its oldest {process} is in another network namespace"));
             }
             (None, Some(first), Some(other)) => {
-                let msg = format!(
-                    "{what}: {}, but {}, and no running process shows which one is current",
-                    describe(first),
-                    describe(other)
-                );
-                return Err(invalid(msg));
+                let why = "no running process shows which one is current";
+                return refuse(format!("{other}, but {first}, and {why}"));
             }
-            (Some(oldest), Some(first), _) => format!("{}, and {} is in it", describe(first), oldest.name),
-            (Some(oldest), None, None) => format!("the oldest {} of {what} is in it; no cached result", oldest.name),
-            (None, first, _) => format!("{}; no running process found", first.map(describe).unwrap_or_default()),
+            (Some(process), Some(first), _) => format!("{first}, and {process} is in it"),
+            (Some(process), None, None) => format!("the oldest {process} of {what} is in it; no cached result"),
+            (None, first, _) => format!("{}; no running process found", first.unwrap_or_default()),
         };
         let pause_container = || oldest.as_ref().filter(|oldest| oldest.is_pause)?.owner.container.clone();
         let netns = agreeing.map(|(_, netns)| netns).or(oldest.as_ref().map(|oldest| &oldest.netns));

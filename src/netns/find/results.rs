@@ -22,8 +22,6 @@ const DIRECTORIES: [&str; 2] = [RUNTIME_DIRECTORY, "/var/lib/cni/multus/results"
 const NETNS_OF_CONTAINERD: &str = "cni-";
 /// The largest file that is read.
 const MAX_RESULT: u64 = 4 << 20;
-/// The maximum number of files that are read for [`containers_by_type`].
-const MAX_RESULTS: usize = 10_000;
 /// The `kind` of a cached result.
 const KIND: &str = "cniCacheV1";
 
@@ -48,26 +46,45 @@ pub(super) struct CachedResult {
     pub(super) result: Value,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
 struct CacheFile {
     kind: String,
     container_id: String,
     if_name: String,
     network_name: String,
+    /// Base64 of the configuration list, or of a single plugin's configuration.
+    config: String,
     /// Written since libcni 1.2.
     netns: Option<String>,
     cni_args: Option<Vec<(String, String)>>,
-    #[serde(default)]
     result: Value,
+}
+
+impl CacheFile {
+    fn parse(text: &[u8]) -> Option<Self> {
+        serde_json::from_slice(text).ok().filter(|file: &Self| file.kind == KIND)
+    }
+
+    /// Returns the types of the plugins that are called to delete the pod; `None` if containerd saved the result in
+    /// `directory`, because it deletes pods with its current configuration list (go-cni, `Remove`), and if the pod sandbox
+    /// no longer exists.
+    fn types(&self, directory: &str, node: &HostRoot) -> Option<BTreeSet<String>> {
+        let netns = self.netns.as_deref().unwrap_or_default();
+        let is_of_containerd = netns.rsplit('/').next().is_some_and(|name| name.starts_with(NETNS_OF_CONTAINERD));
+        let is_gone = HostPath::new(netns).is_some_and(|netns| is_gone(node, &netns));
+        if is_gone || (directory == RUNTIME_DIRECTORY && is_of_containerd) {
+            return None;
+        }
+        let config: Value = serde_json::from_slice(&BASE64_STANDARD.decode(&self.config).ok()?).ok()?;
+        let plugins = config["plugins"].as_array().map_or(std::slice::from_ref(&config), Vec::as_slice);
+        Some(plugins.iter().filter_map(|plugin| plugin["type"].as_str()).map(str::to_owned).collect())
+    }
 }
 
 impl CachedResult {
     fn parse(file: String, text: &[u8]) -> Option<Self> {
-        let content: CacheFile = serde_json::from_slice(text).ok()?;
-        if content.kind != KIND {
-            return None;
-        }
+        let content = CacheFile::parse(text)?;
         let of_interface = || {
             let interfaces = content.result["interfaces"].as_array()?;
             let own = interfaces.iter().find(|interface| interface["name"] == content.if_name.as_str())?;
@@ -86,41 +103,6 @@ impl CachedResult {
             ifname: content.if_name,
             result: content.result,
         })
-    }
-}
-
-/// The configuration in the cached result of an ADD.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct CachedConfiguration {
-    kind: String,
-    container_id: String,
-    #[serde(default)]
-    network_name: String,
-    /// Base64 of the configuration list, or of a single plugin's configuration.
-    config: String,
-    /// Written since libcni 1.2.
-    #[serde(default)]
-    netns: String,
-}
-
-impl CachedConfiguration {
-    /// Returns the container ID, the network, and the types of the plugins that are called to delete its pod: none if
-    /// containerd saved the result in `directory`, because it deletes pods with its current configuration list (go-cni,
-    /// `Remove`), and if the pod sandbox no longer exists.
-    fn types(directory: &str, text: &[u8], node: &HostRoot) -> Option<(String, String, BTreeSet<String>)> {
-        let Self { kind, container_id, network_name, config, netns } = serde_json::from_slice(text).ok()?;
-        if HostPath::new(&netns).is_some_and(|netns| is_gone(node, &netns)) {
-            return None;
-        }
-        let name = netns.rsplit('/').next().unwrap_or_default();
-        if directory == RUNTIME_DIRECTORY && name.starts_with(NETNS_OF_CONTAINERD) {
-            return None;
-        }
-        let config: Value = serde_json::from_slice(&BASE64_STANDARD.decode(config).ok()?).ok()?;
-        let plugins = config["plugins"].as_array().map_or(std::slice::from_ref(&config), Vec::as_slice);
-        let types = plugins.iter().filter_map(|plugin| plugin["type"].as_str()).map(str::to_owned).collect();
-        (kind == KIND).then_some((container_id, network_name, types))
     }
 }
 
@@ -156,41 +138,31 @@ pub fn containers_by_type(
     is_own: &dyn Fn(&str, &str) -> bool,
 ) -> (BTreeMap<String, BTreeSet<String>>, Vec<Error>) {
     let (mut containers, mut problems): (BTreeMap<_, BTreeSet<_>>, _) = (BTreeMap::new(), Vec::new());
-    for name in DIRECTORIES {
-        let found = files(node, name).unwrap_or_else(|problem| {
-            problems.push(problem);
-            Vec::new()
-        });
-        if found.len() > MAX_RESULTS {
-            let msg = format!("{name}: expected at most {MAX_RESULTS} cached results, got {}", found.len());
-            problems.push(Error::new(Code::Io, msg));
-        }
-        let read = |path: PathBuf| match read_nofollow(&path, MAX_RESULT) {
-            Ok(text) => Ok(CachedConfiguration::types(name, &text, node)),
-            // The runtime has deleted the container.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => {
-                let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                Err(Error::new(Code::Io, format!("can't read the cached result {name}/{file}: {error}")))
-            }
-        };
-        let mut unread = None;
-        for read in found.into_iter().take(MAX_RESULTS).map(read) {
-            let (container_id, network, mut plugins) = read
-                .unwrap_or_else(|error| {
-                    unread.get_or_insert(error);
-                    None
-                })
-                .unwrap_or_default();
-            if is_own(&container_id, &network) {
+    let mut read = |name: &str| {
+        let mut unread = Ok(());
+        for path in files(node, name)? {
+            let text = match read_nofollow(&path, MAX_RESULT) {
+                Ok(text) => text,
+                // The runtime has deleted the container.
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(error) => {
+                    let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                    unread = Err(Error::new(Code::Io, format!("can't read the cached result {name}/{file}: {error}")));
+                    continue;
+                }
+            };
+            let Some(cached) = CacheFile::parse(&text) else { continue };
+            let Some(mut plugins) = cached.types(name, node) else { continue };
+            if is_own(&cached.container_id, &cached.network_name) {
                 plugins.insert(PROGRAM.to_owned());
             }
             for kind in plugins.intersection(types) {
-                containers.entry(kind.clone()).or_default().insert(container_id.clone());
+                containers.entry(kind.clone()).or_default().insert(cached.container_id.clone());
             }
         }
-        problems.extend(unread);
-    }
+        unread
+    };
+    problems.extend(DIRECTORIES.iter().filter_map(|name| read(name).err()));
     (containers, problems)
 }
 
@@ -226,6 +198,10 @@ mod tests {
 
     fn parse(text: &Value) -> Option<CachedResult> {
         CachedResult::parse("f".into(), text.to_string().as_bytes())
+    }
+
+    fn cached(text: &Value) -> CacheFile {
+        CacheFile::parse(text.to_string().as_bytes()).expect("a cached result")
     }
 
     fn netns(result: &CachedResult) -> Option<String> {
@@ -268,9 +244,7 @@ mod tests {
             let mut text = text();
             text["config"] = BASE64_STANDARD.encode(config.to_string()).into();
             let node = HostRoot::new("/no/such/node");
-            let types = CachedConfiguration::types(RUNTIME_DIRECTORY, text.to_string().as_bytes(), &node);
-            let (container, _, types) = types.expect("a configuration");
-            assert_eq!(container, "c");
+            let types = cached(&text).types(RUNTIME_DIRECTORY, &node).expect("a configuration");
             types.into_iter().collect::<Vec<_>>()
         };
         assert_eq!(types(&json!({"plugins": [{"type": "b"}, {"type": "a"}, {}]})), ["a", "b"]);
@@ -278,10 +252,7 @@ mod tests {
         assert_eq!(types(&json!([])), [""; 0]);
         let mut invalid = text();
         invalid["config"] = "%".into();
-        assert_eq!(
-            CachedConfiguration::types(RUNTIME_DIRECTORY, invalid.to_string().as_bytes(), &HostRoot::new("/none")),
-            None
-        );
+        assert_eq!(cached(&invalid).types(RUNTIME_DIRECTORY, &HostRoot::new("/none")), None);
     }
 
     #[test]
@@ -292,7 +263,7 @@ mod tests {
                 Some(netns) => text["netns"] = netns.into(),
                 None => drop(text.as_object_mut().expect("an object").remove("netns")),
             }
-            CachedConfiguration::types(directory, text.to_string().as_bytes(), &HostRoot::new("/none")).is_some()
+            cached(&text).types(directory, &HostRoot::new("/none")).is_some()
         };
         let [runtime, multus] = DIRECTORIES;
         let containerd = Some("/var/run/netns/cni-1b3d9a1c-2f0c-7a0e-4a51-95a1b5b7f6a2");

@@ -3,7 +3,7 @@
 use crate::cluster::{self, Cluster};
 use crate::cni::result::AddResult;
 use crate::cni::{CniCommand, Error, NetConf, Primary, Request};
-use crate::delegate::{Call, Executables, NetworkConfiguration};
+use crate::delegate::{Call, Executables};
 use crate::networks::{PodNetwork, RunnableConfiguration, Selection};
 use crate::plugin::record;
 use crate::state::{Attachment, Store};
@@ -170,20 +170,17 @@ impl Invocation {
     ///
     /// # Errors
     /// The configuration is invalid. ADD checks it before saving it.
-    pub(super) fn network(&self) -> Result<NetworkConfiguration, Error> {
+    pub(super) fn network(&self) -> Result<RunnableConfiguration, Error> {
         let configuration = RunnableConfiguration::parse(&self.label(), &self.conf, None)?;
-        Ok(NetworkConfiguration {
-            runtime_config: self.runtime_config.clone(),
-            args: self.args.clone(),
-            ..NetworkConfiguration::from(&configuration)
-        })
+        let (runtime_config, args) = (self.runtime_config.clone(), self.args.clone());
+        Ok(RunnableConfiguration { runtime_config, args, ..configuration })
     }
 
     fn run<T>(
         &self,
         base: &Call,
         command: CniCommand,
-        work: impl FnOnce(&NetworkConfiguration, &Call) -> Result<T, Error>,
+        work: impl FnOnce(&RunnableConfiguration, &Call) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let (ifname, args) = (self.interface.clone(), Some(self.cni_args.clone()));
         let call = Call { command, ifname, args, ..base.clone() };

@@ -12,8 +12,8 @@ pub(super) use invocation::PrimaryCall;
 pub use plan::{InProcessAttachment, NetworkRunner, Preview, UNREAD, preview, united};
 
 use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, Request, ValidAttachment};
-use crate::delegate::{Call, Executables, NetworkConfiguration};
-use crate::networks::{PodNetwork, PodNetworks};
+use crate::delegate::{Call, Executables};
+use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration};
 use crate::plugin::record::{SandboxRecord, read_to_remove};
 use crate::plugin::{check, del, status};
 use crate::state::{Attachment, ROOT, Store};
@@ -137,9 +137,9 @@ fn gc(call: &PrimaryCall<'_>) -> Result<(), Error> {
 }
 
 /// Returns the default network of pods that select no other.
-fn common_default_network(call: &PrimaryCall<'_>) -> Result<Option<NetworkConfiguration>, Error> {
+fn common_default_network(call: &PrimaryCall<'_>) -> Result<Option<RunnableConfiguration>, Error> {
     let networks = call.common_networks(call.cluster().as_deref())?.networks;
-    Ok(networks.first().map(|network| NetworkConfiguration::from(&network.configuration)))
+    Ok(networks.first().map(|network| network.configuration.clone()))
 }
 
 /// Runs DEL for a pod sandbox that the runtime no longer has. Without readable saved state, the default network's own GC
@@ -174,7 +174,7 @@ fn status(call: &PrimaryCall<'_>) -> Result<(), Error> {
         return Ok(());
     }
     let resolved = call.common_networks(call.cluster().as_deref()).map_err(unavailable)?;
-    let default = resolved.networks.first().map(|network| NetworkConfiguration::from(&network.configuration));
+    let default = resolved.networks.first().map(|network| network.configuration.clone());
     let network = default.ok_or_else(|| Error::new(Code::Internal, "no default network is configured"))?;
     let plan = AddPlan::of(call, resolved, true).map_err(unavailable)?;
     for InProcessAttachment { name, conf } in &plan.evaluated {

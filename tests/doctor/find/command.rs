@@ -145,10 +145,10 @@ fn on_another_machine_the_command_for_the_pods_node_is_printed() {
     scene(|node| {
         let scene = Scene::new(node);
         let away = ["-n", "shop", "away", "--config", &scene.conf];
-        let there = ["pod shop/away", "on node worker-7", "kubectl exec -n mesh ", "oc debug node/worker-7 "];
-        scene.refused(&[&["rules"], &away[..]].concat(), &[&there[..], &["/detour rules --pod-uid "]].concat());
+        let there = ["pod shop/away", "on node worker-7", "-n shop away"];
+        scene.refused(&[&["rules"], &away[..]].concat(), &[&there[..], &["kubectl detour rules "]].concat());
         let packet = ["--from", "uid=1", "--to", "[2001:db8::1]:53/udp"];
-        let question = "/detour trace --from 'uid=1' --to '[2001:db8::1]:53/udp' --pod-uid ";
+        let question = "kubectl detour trace --live --from 'uid=1' --to '[2001:db8::1]:53/udp' ";
         scene.refused(&[&["trace", "--live"], &away[..], &packet].concat(), &[&there[..], &[question]].concat());
         scene
             .refused(&["rules", "-n", "shop", "host", "--config", &scene.conf], &["pod shop/host", "spec.hostNetwork"]);

@@ -3,7 +3,8 @@
 
 use crate::delegates::recorders::{Recorders, Seen, add_prints};
 use detour_cni::cni::{self, CniCommand, NetConf};
-use detour_cni::delegate::{Call, Executables, NetworkConfiguration};
+use detour_cni::delegate::{Call, Executables};
+use detour_cni::networks::RunnableConfiguration;
 use detour_cni::networks::resolve;
 use serde_json::{Value, json};
 use std::fs;
@@ -185,15 +186,15 @@ fn plugins_get_the_input_of_the_reference_library() {
 }
 
 /// Reads the network in a file.
-fn read(file: &Path) -> NetworkConfiguration {
+fn read(file: &Path) -> RunnableConfiguration {
     let conf = json!({"cniVersion": cni::version::NEWEST, "name": "p", "type": "detour", "clusterNetwork": file});
     let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("accepted");
     let networks = resolve(&conf.primary.expect("it is"), None, None, "eth0", None).expect("accepted").networks;
-    NetworkConfiguration::from(&networks[0].configuration)
+    networks[0].configuration.clone()
 }
 
 /// Does what `cnitool` does for `command`; it saves the result of ADD for CHECK and DEL.
-fn perform(command: &str, network: &NetworkConfiguration, bin: &Path, result: &mut Option<Value>) {
+fn perform(command: &str, network: &RunnableConfiguration, bin: &Path, result: &mut Option<Value>) {
     let call = |command: CniCommand| {
         let for_a_container = !matches!(command, CniCommand::Gc | CniCommand::Status);
         let text = |text: &str| if for_a_container { text.to_owned() } else { String::new() };

@@ -9,6 +9,7 @@ use crate::agent::install::record::{FileRecord, InstallRecord, Role};
 use crate::cni::{NetConf, configuration};
 use crate::host_path::HostPath;
 use crate::netns::find::containers_by_type;
+use crate::plugin::node::InstalledText;
 use crate::state::{ROOT, Store};
 use crate::sub_plugins::SubPlugin;
 use crate::trusted_file;
@@ -32,17 +33,6 @@ pub struct InstalledTexts {
     pub texts: Vec<InstalledText>,
     /// The files of the installation records that do not exist here.
     pub missing: Vec<HostPath>,
-}
-
-/// The text of an installed configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InstalledText {
-    /// Its file.
-    pub path: HostPath,
-    /// Its text: of a configuration list, only the entry of the installation.
-    pub text: String,
-    /// Whether its place makes it apply to every pod: a configuration list, or Multus's auxiliary chain.
-    pub for_every_pod: bool,
 }
 
 impl NodeFiles {
