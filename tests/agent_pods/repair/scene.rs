@@ -1,11 +1,10 @@
 //! A node with the plugin in the cluster network's list, running pods, and an API server.
 
-use crate::repair::agent_node;
 use crate::repair::kernel::Tools;
-use crate::repair::node::{self, Node, Process, Where, id, uid};
+use crate::repair::node::{self, Node};
 use crate::repair::server::{Answer, Request, Server};
 use crate::support::agent_process::write_account;
-use crate::support::new_netns::tool_in;
+use crate::support::node_pod::NodePod;
 use detour_cni::agent::install::{FileRecord, HostPath, HostRoot, InstallRecord, NodeFiles, Role};
 use detour_cni::agent::pods::{ObservedNode, PodReconciler};
 use detour_cni::agent::{Metrics, ObservedPod, PodReports, PodSettings, RepairMode, run_tasks};
@@ -14,6 +13,7 @@ use nix::mount::{MsFlags, mount, umount};
 use serde_json::{Value, json};
 use std::cell::OnceCell;
 use std::future::pending;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -121,7 +121,7 @@ impl Scene<'_> {
 
     /// Writes the pod's manifest for the plugin.
     pub(crate) fn publish(&self, pod: &Pod) {
-        self.write(&format!("/manifests/{}.json", pod.uid), &pod.manifest().to_string());
+        self.write(&format!("/manifests/{}.json", pod.uid), &pod.object().to_string());
     }
 
     pub(crate) fn repair(&self) -> Repair {
@@ -226,51 +226,39 @@ fn host(path: &str) -> HostPath {
     path.parse().expect("a path")
 }
 
-const LINKS: &str = "link set lo up
-link add eth0 type veth peer name peer0
-link set eth0 up
-link set peer0 up
-addr add 10.88.0.2/24 dev eth0
-addr add fd88::2/64 dev eth0 nodad
-";
-
+/// A running pod with the runtime's cached result of the cluster network's ADD.
 pub(crate) struct Pod {
-    pub(crate) uid: String,
-    pub(crate) sandbox: String,
-    pause: Process,
+    pod: NodePod,
     address: &'static str,
-    annotations: Vec<(String, String)>,
     pub(crate) dialect: &'static str,
 }
 
-fn group(uid: &str, container: &str) -> String {
-    let uid = uid.replace('-', "_");
-    format!("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid}.slice/crio-{container}.scope")
+impl Deref for Pod {
+    type Target = NodePod;
+
+    fn deref(&self) -> &NodePod {
+        &self.pod
+    }
 }
 
 impl Tools for Pod {
     fn tool(&self, name: &str, args: &[&str], input: &str) -> String {
-        Self::tool(self, name, args, input)
+        self.pod.tool(name, args, input)
     }
 }
 
 impl Pod {
     pub(crate) fn new(scene: &Scene<'_>) -> Self {
-        let (uid, sandbox) = (uid(), id("b"));
-        let pause = scene.node.process("pause", &group(&uid, &sandbox), Where::New);
-        scene.node.pin(&sandbox, &pause);
-        let pod = Self { uid, sandbox, pause, address: "10.88.0.2", annotations: Vec::new(), dialect: "auto" };
-        let named = (&*pod.name(), &*pod.uid);
-        scene.node.keep("results", ("cluster", "eth0"), &pod.sandbox, named, &pod.sandbox);
-        pod.tool("ip", &["-batch", "-"], LINKS);
-        pod
+        let pod = NodePod::new(scene.node, None);
+        scene.node.pin(&pod.sandbox, &pod.pause);
+        scene.node.keep("results", ("cluster", "eth0"), &pod.sandbox, (&pod.name, &pod.uid), &pod.sandbox);
+        pod.tool("ip", &["addr", "add", "fd88::2/64", "dev", "eth0", "nodad"], "");
+        Self { pod, address: "10.88.0.2", dialect: "auto" }
     }
 
     /// Returns another pod, of which only a process in this pod's network namespace is left.
     pub(crate) fn stray(&self, scene: &Scene<'_>) -> Self {
-        let (uid, sandbox) = (uid(), id("b"));
-        let pause = scene.node.process("pause", &group(&uid, &sandbox), Where::With(&self.pause));
-        Self { uid, sandbox, pause, address: "10.88.0.3", annotations: Vec::new(), dialect: "auto" }
+        Self { pod: self.pod.stray(scene.node), address: "10.88.0.3", dialect: "auto" }
     }
 
     /// Ends the pod without a DEL.
@@ -281,16 +269,6 @@ impl Pod {
         self.pause.end();
     }
 
-    pub(crate) fn netns(&self) -> PathBuf {
-        self.pause.netns()
-    }
-
-    /// Runs a tool in the network namespace, which must succeed. Returns its stdout.
-    #[track_caller]
-    pub(crate) fn tool(&self, program: &str, arguments: &[&str], stdin: &str) -> String {
-        tool_in(&self.netns(), program, arguments, stdin)
-    }
-
     /// Calls the plugin as the runtime does, which must succeed.
     #[track_caller]
     pub(crate) fn call(&self, scene: &Scene<'_>, verb: &str) {
@@ -299,46 +277,19 @@ impl Pod {
         if verb == "CHECK" {
             conf["prevResult"] = json!({});
         }
-        let called = agent_node::call(verb, (&self.sandbox, &self.netns()), (&self.name(), ""), &conf);
+        let called = self.pod.call(verb, &self.netns(), &conf, "");
         called.unwrap_or_else(|printed| panic!("{verb}: {printed}"));
-    }
-
-    /// Returns its name in the namespace shop.
-    pub(crate) fn name(&self) -> String {
-        format!("web-{}", self.uid)
     }
 
     /// Adds an annotation, and publishes the pod.
     pub(crate) fn annotate(&mut self, scene: &Scene<'_>, key: &str, value: &str) {
-        self.annotations.push((key.to_owned(), value.to_owned()));
+        self.set(key, value);
         scene.publish(self);
-    }
-
-    /// Its manifest, with a sidecar.
-    pub(crate) fn manifest(&self) -> Value {
-        let mut manifest = json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": {
-                "name": self.name(), "namespace": "shop", "uid": self.uid, "labels": {"app": "web"},
-                "annotations": {"sidecar.istio.io/status": "{}"},
-            },
-            "spec": {
-                "initContainers": [{"name": "istio-validation"}],
-                "containers": [
-                    {"name": "web"},
-                    {"name": "istio-proxy", "args": ["proxy", "sidecar"], "securityContext": {"runAsUser": 1337}},
-                ],
-            },
-        });
-        for (key, value) in &self.annotations {
-            manifest["metadata"]["annotations"][key] = value.as_str().into();
-        }
-        manifest
     }
 
     /// Returns the pod as the agent observes it with its addresses.
     pub(crate) fn observed(&self) -> ObservedPod {
-        self.observed_as(&self.manifest())
+        self.observed_as(&self.object())
     }
 
     pub(crate) fn observed_as(&self, manifest: &Value) -> ObservedPod {
