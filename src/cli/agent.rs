@@ -187,7 +187,7 @@ impl AgentArguments {
             socket: HostPath::new(SOCKET),
             account: account.ok()?,
             // Only a primary plugin asks for definitions.
-            definitions: self.install.may_be_primary(),
+            definitions: self.install.primary != Some(false),
             pods: PodSettings { repair: self.repair, live_policy: self.live_policy },
             nri_socket: self.nri_socket.clone(),
             taint: self.taint.clone(),

@@ -3,7 +3,7 @@
 use super::kubectl::Kubectl;
 use super::output::CommandError;
 use clap::Args;
-use detour_cni::agent::install::{HostPath, HostRoot, InstalledTexts, NodeFiles, state_path};
+use detour_cni::agent::install::{HostPath, HostRoot, NodeFiles, state_path};
 use detour_cni::cluster::{self, Api, Cluster};
 use detour_cni::cni::{
     CniCommand, Code, Error, Kubernetes, NODE_CONFIGURATION, NetConf, OWN_TYPES, is_configuration_file,
@@ -234,7 +234,7 @@ fn installed(pod: &Pod, root: &Path) -> Result<(Vec<InstalledText>, Option<Strin
     if host_name(root).is_none_or(|name| name != node) {
         return Err(format!("this is not the pod's node {node}"));
     }
-    let InstalledTexts { texts, missing } = NodeFiles::new(HostRoot::new(root)).installed_texts()?;
+    let (texts, missing) = NodeFiles::new(HostRoot::new(root)).installed_texts()?;
     let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let reason = (!missing.is_empty()).then(|| format!("not found: {}", missing.join(", ")));
     if texts.is_empty() {

@@ -103,7 +103,7 @@ impl TargetArguments {
         let of_role = |role| record.with_role(role).next().map(|(path, _)| path.parent());
         let recorded = || [Role::Entry, Role::OwnList, Role::Configuration].into_iter().find_map(of_role);
         let conf = self.conf.clone().or_else(recorded).or_else(|| HostPath::new(platform.conf_dir));
-        let installed = node.installed_texts().ok().filter(|_| self.conf.is_none()).unwrap_or_default().texts;
+        let installed = node.installed_texts().ok().filter(|_| self.conf.is_none()).unwrap_or_default().0;
         let own_list = |(path, file): (&HostPath, &FileRecord)| {
             let (source, kind) = file.source.clone().zip(file.plugin.clone())?;
             Some((path.clone(), OwnList { source, kind }))

@@ -29,12 +29,9 @@ Platforms: openshift (aro, crc, ocp, okd, rosa) and microshift, both with a sepa
 file for Multus; gke, k3d, k3s, microk8s, bottlerocket, minikube; and kubernetes (aks, default, eks,
 iks, k0s, kind, kubeadm, rke1, rke2, talos).
 
-Repeat the command to restore missing or changed files; it changes nothing else. It never replaces a
-file of another owner: the error names the file and what to do. A list of another owner gets the
-plugin's entry. A node has one installation; if an agent owns it, the command refuses to change it.
-
-The node configuration, /var/lib/cni/detour/node.json, has the program directory, kubeconfig, log
-file, timeouts and pinned sub-plugins. They override the values of every attachment.
+Repeat the command to restore missing or changed files. It never replaces a file of another owner; a
+list of another owner gets the plugin's entry. A node has one installation; if an agent owns it, the
+command refuses to change it.
 
 Exit codes: 0 success, 1 incomplete (see stderr), 2 invalid arguments or input.";
 
@@ -119,11 +116,8 @@ impl UninstallArguments {
 
     fn uninstall(&self) -> Result<ExitCode> {
         let node = self.place.node()?;
-        if self.dry_run {
-            return Ok(print_plan(&node.preview(None)?, true));
-        }
-        let plan = node.change(None)?;
-        let code = print_plan(&plan, false);
+        let plan = if self.dry_run { node.preview(None)? } else { node.change(None)? };
+        let code = print_plan(&plan, self.dry_run);
         if node.has_agent() {
             print_note(
                 "warning",
@@ -140,22 +134,16 @@ pub(super) fn program_digest() -> Result<Digest> {
     digest.with_context(|| format!("can't read the running program for copying: {PROGRAM_FILE}"))
 }
 
-/// Prints the changes that a plan would make, each with its unified diff, or has made.
+/// Prints the changes that a plan would make, each with its unified diff, or has made, and its notes. Returns a failure if
+/// the plan is incomplete.
 fn print_plan(plan: &InstallPlan, is_dry: bool) -> ExitCode {
     let change =
         |action: &FileAction| if is_dry { action.diff() } else { line(&action.to_string()).into_owned() + "\n" };
     let text: String = plan.actions.iter().map(change).collect();
     let nothing = if is_dry { "# nothing to do" } else { "nothing to do" };
-    super::print_output(&Text::lines(if text.is_empty() { nothing } else { text.trim_end() }), print_notes(plan))
-}
-
-/// Prints the plan's notes to stderr and returns a failure if the plan is incomplete.
-fn print_notes(plan: &InstallPlan) -> ExitCode {
     plan.notes.iter().for_each(|note| print_note("note", note));
-    match plan.unmet() {
-        None => ExitCode::SUCCESS,
-        Some(why) => super::print_error(why, ExitCode::FAILURE),
-    }
+    let code = plan.unmet().map_or(ExitCode::SUCCESS, |why| super::print_error(why, ExitCode::FAILURE));
+    super::print_output(&Text::lines(if text.is_empty() { nothing } else { text.trim_end() }), code)
 }
 
 fn print_note(kind: &str, text: &str) {

@@ -14,13 +14,20 @@ fn every_manifest_is_accepted() {
     let plane = ControlPlane::start();
     let admin = plane.admin();
     prepare(&admin);
+    // The admission policy of some versions of OpenShift 4.19 and 4.20 (cluster-network-operator issue 2771) rejects
+    // changes of definitions without a spec.
+    let apply = |objects: &[Value]| {
+        let is_definition = |object: &&Value| object["kind"] == "NetworkAttachmentDefinition";
+        assert!(objects.iter().filter(is_definition).all(|object| object["spec"].is_object()), "{objects:?}");
+        apply(&admin, objects);
+    };
     for platform in ["kubernetes", "openshift"] {
-        apply(&admin, &base(platform));
+        apply(&base(platform));
     }
     for platform in PLATFORMS.iter() {
         let platform = format!("global.platform={}", platform.name);
-        apply(&admin, &chart(&[&platform]));
-        apply(&admin, &chart(&[&platform, EVERYTHING, "onExit=remove"]));
+        apply(&chart(&[&platform]));
+        apply(&chart(&[&platform, EVERYTHING, "onExit=remove"]));
     }
     for sample in fs::read_dir(manifests().join("samples")).expect("readable") {
         let text = fs::read_to_string(sample.expect("readable").path()).expect("readable");
@@ -29,7 +36,7 @@ fn every_manifest_is_accepted() {
             if !object["kind"].as_str().is_some_and(|kind| kind.starts_with("Cluster")) {
                 object["metadata"]["namespace"] = json!("shop");
             }
-            apply(&admin, &[object]);
+            apply(&[object]);
         }
     }
     let sample = manifests().join("samples/monitoring-values.yaml");
@@ -37,7 +44,7 @@ fn every_manifest_is_accepted() {
     for kind in ["NetworkPolicy", "PodMonitor", "PrometheusRule"] {
         of_kind(&monitored, kind);
     }
-    apply(&admin, &monitored);
+    apply(&monitored);
     // Wrong fields are refused.
     let mut wrong = of_kind(&base("openshift"), "DaemonSet").clone();
     wrong["spec"]["template"]["spec"]["containers"][0]["privileged"] = json!(true);

@@ -1,8 +1,7 @@
 //! The shipped permissions, their documented table and the requests that need them are equal.
 
-use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::node::{NAME, SETTLED, agent_pod, events, meshed_pod, on_a_node};
+use crate::node::{SETTLED, events, meshed_pod, on_a_node};
 use crate::repairs::watches;
 use crate::shipped::{self, NAMESPACE, apply, base, chart, manifests, prepare};
 use crate::support::netns_pod::Pod;
@@ -191,28 +190,6 @@ fn an_agent_without_repairs_may_create_events_of_its_own_pod_and_reports_no_poli
     });
 }
 
-#[test]
-fn an_agent_with_live_policy_may_create_events_and_not_change_the_pod() {
-    let plane = shipped::cluster_with(&chart(&["onExit=leave,repair.enabled=false,livePolicy=true"]));
-    let admin = plane.admin();
-    let pod = meshed_pod(&admin, "web-0");
-    let own = agent_pod(&admin, "detour-agent", NAME);
-    let agent: Client = plane.with_token(&admin.bound_token(NAMESPACE, "detour-agent", &own));
-    let event = json!({
-        "apiVersion": "v1", "kind": "Event", "metadata": {"namespace": "shop", "name": "web-0.1"}, "type": "Normal",
-        "reason": "DetourPolicyChanged", "involvedObject": {"kind": "Pod", "namespace": "shop", "name": "web-0"},
-        "source": {"component": "detour", "host": NAME},
-    });
-    agent.create(&event).expect("allowed");
-    let refused = |outcome: Result<(), crate::client::Refused>| assert_eq!(outcome.expect_err("403").code, 403);
-    refused(agent.merge(&pod, &json!({"metadata": {"labels": {"a": "b"}}})).map(drop));
-    refused(agent.merge_status(&pod, &json!({"status": {"phase": "Failed"}})).map(drop));
-    refused(agent.delete(&pod));
-    refused(agent.delete(&event));
-    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}});
-    refused(agent.merge(&namespace, &json!({"metadata": {"labels": {"a": "b"}}})).map(drop));
-}
-
 /// Returns the permissions that a user's requests needed, with names where a permission is limited to them.
 fn asked(plane: &ControlPlane, user: &str) -> BTreeSet<Permission> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -227,20 +204,4 @@ fn asked(plane: &ControlPlane, user: &str) -> BTreeSet<Permission> {
         (text(&event["verb"]), resource, if limited { text(&object["name"]) } else { String::new() })
     });
     asked.collect()
-}
-
-/// Requests for which a stolen token could be used are refused.
-#[test]
-fn the_plugins_token_allows_only_its_own_requests() {
-    let plane = shipped::cluster();
-    let admin = plane.admin();
-    let pod = meshed_pod(&admin, "web-0");
-    let stolen: Client = plane.with_token(&admin.token(NAMESPACE, "detour-plugin"));
-    stolen.get(&pod).expect("its call");
-    let refused = |outcome: Result<(), crate::client::Refused>| assert_eq!(outcome.expect_err("403").code, 403);
-    refused(stolen.list(&pod).map(drop));
-    refused(stolen.delete(&pod));
-    refused(stolen.merge(&pod, &json!({"metadata": {"labels": {"a": "b"}}})).map(drop));
-    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"namespace": "shop", "name": "s"}});
-    refused(stolen.get(&secret).map(drop));
 }

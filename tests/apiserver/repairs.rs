@@ -3,46 +3,10 @@
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::node::{LIST, NAME, Node, SETTLED, events, meshed_pod, on_a_node};
-use crate::shipped::{NAMESPACE, apply, base, chart, cluster, cluster_with, of_kind, prepare};
-use crate::support::netns_pod::Pod;
+use crate::node::{LIST, NAME, SETTLED, on_a_node};
+use crate::shipped::{base, chart, cluster, cluster_with, of_kind};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-
-/// A cluster with a pod on a node with an agent, and the chart with these values.
-fn with_an_agent(values: &str, work: impl FnOnce(&ControlPlane, &Node<'_>, &Value, &Pod) + Send) {
-    let objects = chart(&[values]);
-    let plane = cluster_with(&objects);
-    let pod = meshed_pod(&plane.admin(), "web-0");
-    on_a_node(&plane, &objects, |node| {
-        let sandbox = Pod::new();
-        sandbox.pin(&pod);
-        let agent = node.start_agent("a");
-        agent.wait_for_log(SETTLED);
-        work(&plane, node, &pod, &sandbox);
-    });
-}
-
-/// Sets the status of a pod whose validation has failed.
-fn fails_validation(plane: &ControlPlane, pod: &Value) {
-    let ended = json!({"exitCode": 126, "startedAt": null, "finishedAt": null});
-    let container = json!({
-        "name": "istio-validation", "image": "proxy", "imageID": "", "ready": false, "restartCount": 1,
-        "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended},
-    });
-    plane.admin().merge_status(pod, &json!({"status": {"initContainerStatuses": [container]}})).expect("accepted");
-}
-
-#[test]
-fn a_pod_is_deleted() {
-    with_an_agent("repair.repairPods=false,repair.deletePods=true", |plane, _, pod, sandbox| {
-        fails_validation(plane, pod);
-        let deleted = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_string();
-        plane.until(|| plane.admin().get(pod).map_or(true, |pod| deleted(&pod)));
-        plane.until(|| events(&plane.admin()).contains(&"DetourDeleted".to_owned()));
-        assert!(!sandbox.redirects());
-    });
-}
 
 #[test]
 fn a_node_has_the_taint_until_the_plugin_is_ready() {
@@ -128,43 +92,6 @@ fn a_new_node_has_the_taint_until_its_agent_is_ready() {
     let policies = objects.iter().filter(|object| object["kind"].as_str().is_some_and(|kind| kind.starts_with("Mut")));
     policies.for_each(|policy| admin.delete(policy).expect("deleted"));
     plane.until(|| !is_tainted());
-}
-
-#[test]
-fn the_shipped_agent_creates_an_event_if_an_excluded_container_starts_captured() {
-    let values = [
-        "containerExclusion.enabled=true",
-        "repair.enabled=false",
-        "config.chain[0].type=istio-redirect",
-        "config.chain[1].type=container-exclude",
-        "config.chain[1].containers={app}",
-    ];
-    let (plane, objects) = (ControlPlane::start(), chart(&values));
-    let admin = plane.admin();
-    prepare(&admin);
-    apply(&admin, &objects);
-    let pod = meshed_pod(&admin, "web-0");
-    on_a_node(&plane, &objects, |node| {
-        let agent = node.start_agent("detour-agent-x");
-        agent.wait_for_logs(&[SETTLED, "not registered at the container runtime"]);
-        let sandbox = Pod::new();
-        sandbox.pin(&pod);
-        node.call("ADD", &sandbox, &pod).expect("added");
-        let kind = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"namespace": "shop"}});
-        let is_capture = |event: &Value| {
-            let message = event["message"].as_str().expect("text");
-            event["reason"] == "DetourContainerCaptured"
-                && event["involvedObject"]["uid"] == pod["metadata"]["uid"]
-                && message.contains("container app started captured")
-                && message.contains("nri.sock: socket not found")
-        };
-        plane.until(|| admin.list(&kind).expect("allowed").iter().any(is_capture));
-        assert!(agent.ended().0.success());
-    });
-    let user = format!("system:serviceaccount:{NAMESPACE}:detour-agent");
-    let refused = plane.audit().into_iter().filter(|event| event["user"]["username"] == user.as_str());
-    let refused: Vec<_> = refused.filter(|event| event["responseStatus"]["code"] == 403).collect();
-    assert!(refused.is_empty(), "{refused:?}");
 }
 
 fn delete(admin: &Client, objects: &[Value], kinds: &[&str]) {

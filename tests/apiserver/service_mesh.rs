@@ -7,7 +7,6 @@ use crate::releases::{Helm, definition_of};
 use crate::shipped::{apply, established, objects, prepare};
 use crate::support::program::write_executable;
 use serde_json::{Value, json};
-use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -276,49 +275,4 @@ fn the_guide_instead_of_the_operators_plugin_provides_the_definition() {
     let [commands] = &blocks("## Instead of IstioCNI", "sh")[..] else { panic!("one block") };
     cluster.follow(commands);
     assert_eq!(cluster.owner().0, "detour");
-}
-
-/// The admission policy of some versions of OpenShift 4.19 and 4.20 (cluster-network-operator issue 2771) fails for
-/// definitions without a spec.
-#[test]
-fn definitions_of_the_chart_can_be_changed_where_openshift_refuses_a_change_without_a_spec() {
-    let plane = ControlPlane::start();
-    let (admin, helm) = (plane.admin(), Helm::new(&plane));
-    prepare(&admin);
-    let policy = json!({
-        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": "definitions"},
-        "spec": {
-            "matchConstraints": {"resourceRules": [{
-                "apiGroups": ["k8s.cni.cncf.io"], "apiVersions": ["v1"], "operations": ["UPDATE"],
-                "resources": ["network-attachment-definitions"],
-            }]},
-            "matchConditions": [{
-                "name": "changed",
-                "expression": "oldObject == null || object == null || object.spec != oldObject.spec",
-            }],
-            "validations": [{"expression": "false"}],
-        },
-    });
-    let binding = json!({
-        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": {"name": "definitions"},
-        "spec": {"policyName": "definitions", "validationActions": ["Deny"]},
-    });
-    apply(&admin, &[definition_of("shop", "no-spec"), policy, binding]);
-    let number = Cell::new(0);
-    let annotate = |definition: &Value| {
-        number.set(number.get() + 1);
-        admin.merge(definition, &json!({"metadata": {"annotations": {"number": number.get().to_string()}}}))
-    };
-    plane.until(|| annotate(&definition_of("shop", "no-spec")).is_err());
-    let refused = annotate(&definition_of("shop", "no-spec")).expect_err("refused");
-    assert!(refused.message.contains("no such key: spec"), "{refused:?}");
-
-    helm.upgrade("detour", &["--set", "global.platform=openshift"]);
-    annotate(&definition_of("default", "istio-cni")).expect("changed");
-    let mut sample = objects(include_str!("../../manifests/samples/namespace-attachment.yaml")).remove(0);
-    sample["metadata"]["namespace"] = json!("shop");
-    apply(&admin, &[sample.clone()]);
-    annotate(&sample).expect("changed");
 }

@@ -34,7 +34,7 @@ fn write_kubeconfig(scene: &Scene<'_>) {
 /// Returns the outcome of a check of `doctor`, and what it found.
 fn check(scene: &Scene<'_>, pod: &Pod, id: &str) -> (String, String) {
     write_kubeconfig(scene);
-    let pod = ["-n", "shop", &pod.name()];
+    let pod = ["-n", "shop", &pod.name];
     let report = report(scene, "doctor", &[&["--platform=kubernetes"], &pod[..]].concat());
     let line = report["checks"].as_array().expect("checks").iter().find(|line| line["id"] == id);
     let line = line.unwrap_or_else(|| panic!("no check {id}: {report:#}"));

@@ -5,14 +5,16 @@ use crate::agent_process::{Agent, write_account};
 use crate::api::{Api, NAMESPACES, PODS};
 use crate::cgroup;
 use crate::cgroup::Cgroup;
-use crate::node::{self, Node, Process, Where, id, uid};
+use crate::node::{self, Node, Process, Where, id};
 use crate::nri::peer::{Peer, Runtime as Socket, bytes, integer};
 use crate::program::program;
 use crate::support::new_netns::{in_netns, tool_in};
+use crate::support::node_pod::NodePod;
 use crate::support::wait::{DEADLINE, until_within};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::ops::Deref;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
@@ -107,26 +109,16 @@ impl Scene<'_> {
 
     /// Creates a pod whose annotation excludes these containers, with this block of `container-exclude`.
     pub(crate) fn pod(&self, annotation: &str, block: &Value) -> Pod {
-        let (uid, sandbox) = (uid(), id("b"));
-        let group = format!("kubepods.slice/kubepods-pod{uid}.slice/crio-{sandbox}.scope");
-        let pause = self.node.process("pause", &group, Where::New);
-        let outside = self.node.process("outside", &format!("{group}/outside"), Where::New);
-        agent_node::pin(&sandbox, &pause);
-        let pod = Pod { uid, sandbox, pause, outside, annotation: annotation.to_owned() };
-        self.node.keep("results", ("cluster", "eth0"), &pod.sandbox, (&pod.name(), &pod.uid), &pod.sandbox);
-        pod.tool(
-            "ip",
-            &["-batch", "-"],
-            &format!(
-                "link set lo up\nlink add eth0 type veth peer name peer0\nlink set peer0 netns {}\nlink set eth0 up\n\
-                 addr add 10.88.0.2/24 dev eth0\n",
-                pod.outside.pid()
-            ),
-        );
+        let pod = NodePod::new(self.node, None).with_init_containers(&[VAULT, "istio-validation"]);
+        pod.set("detour.io/exclude-containers", annotation);
+        agent_node::pin(&pod.sandbox, &pod.pause);
+        self.node.keep("results", ("cluster", "eth0"), &pod.sandbox, (&pod.name, &pod.uid), &pod.sandbox);
+        let outside = self.node.process("outside", &format!("outside/{}", pod.sandbox), Where::New);
+        pod.tool("ip", &["link", "set", "peer0", "netns", &outside.pid().to_string()], "");
+        let pod = Pod { pod, outside };
         tool_in(&pod.outside.netns(), "ip", &["-batch", "-"], "link set peer0 up\naddr add 10.88.0.1/24 dev peer0\n");
         serve(&pod.outside.netns(), &format!("{DESTINATION}:80"), "direct");
-        let manifest = pod.manifest();
-        write(&format!("/manifests/{}.json", pod.uid), &manifest.to_string());
+        write(&format!("/manifests/{}.json", pod.uid), &pod.object().to_string());
         pod.call(self, "ADD", block);
         pod
     }
@@ -144,49 +136,26 @@ impl Scene<'_> {
 
     /// Publishes the pod to the agent's watch.
     pub(crate) fn publish(&self, pod: &Pod, change: &str) {
-        let mut object = pod.manifest();
-        object["spec"]["nodeName"] = json!("node-1");
-        object["metadata"]["labels"]["change"] = json!(change);
-        object["status"] = json!({"phase": "Running", "podIPs": [{"ip": "10.88.0.2"}]});
-        self.api.put(PODS, &object);
+        pod.label("change", change);
+        self.api.put(PODS, &pod.object());
     }
 }
 
-/// A pod: its sandbox's process, and a server outside of the pod.
+/// A running pod, and a server outside of the pod.
 pub(crate) struct Pod {
-    pub(crate) uid: String,
-    pub(crate) sandbox: String,
-    pause: Process,
+    pod: NodePod,
     outside: Process,
-    annotation: String,
+}
+
+impl Deref for Pod {
+    type Target = NodePod;
+
+    fn deref(&self) -> &NodePod {
+        &self.pod
+    }
 }
 
 impl Pod {
-    pub(crate) fn name(&self) -> String {
-        format!("web-{}", self.uid)
-    }
-
-    pub(crate) fn netns(&self) -> PathBuf {
-        self.pause.netns()
-    }
-
-    fn manifest(&self) -> Value {
-        json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": {
-                "name": self.name(), "namespace": "shop", "uid": self.uid, "labels": {"app": "web"},
-                "annotations": {"sidecar.istio.io/status": "{}", "detour.io/exclude-containers": self.annotation},
-            },
-            "spec": {
-                "initContainers": [{"name": VAULT}, {"name": "istio-validation"}],
-                "containers": [
-                    {"name": WEB},
-                    {"name": "istio-proxy", "args": ["proxy", "sidecar"], "securityContext": {"runAsUser": 1337}},
-                ],
-            },
-        })
-    }
-
     /// Calls the plugin as the runtime does, which must succeed.
     #[track_caller]
     pub(crate) fn call(&self, scene: &Scene<'_>, verb: &str, block: &Value) {
@@ -199,7 +168,7 @@ impl Pod {
             "prevResult": {"cniVersion": "1.0.0"},
         });
         let netns = agent_node::netns_of(&self.sandbox);
-        let called = agent_node::call(verb, (&self.sandbox, &netns), (&self.name(), ""), &conf);
+        let called = self.pod.call(verb, &netns, &conf, "");
         called.unwrap_or_else(|printed| panic!("{verb}: {printed}"));
     }
 
@@ -214,12 +183,6 @@ impl Pod {
         for number in 1..10_000 {
             fs::hard_link(&first, directory.join(format!("n@net{number}.json"))).expect("linked");
         }
-    }
-
-    /// Runs a tool in the network namespace, which must succeed. Returns its stdout.
-    #[track_caller]
-    pub(crate) fn tool(&self, program: &str, arguments: &[&str], stdin: &str) -> String {
-        tool_in(&self.netns(), program, arguments, stdin)
     }
 
     /// Returns the cgroup IDs of the elements of the sets.
@@ -441,7 +404,7 @@ fn event(container: &Container<'_>, state: u64) -> Vec<u8> {
 }
 
 fn encoded_pod(pod: &Pod) -> Vec<u8> {
-    [bytes(1, &pod.sandbox), bytes(2, pod.name()), bytes(3, &pod.uid), bytes(4, "shop")].concat()
+    [bytes(1, &pod.sandbox), bytes(2, &pod.name), bytes(3, &pod.uid), bytes(4, "shop")].concat()
 }
 
 fn encoded(container: &Container<'_>, state: u64) -> Vec<u8> {

@@ -91,36 +91,3 @@ fn a_count_above_its_limit_fails_and_the_message_names_it_and_the_next_step() {
     assert!(last.contains("--update"), "{last}");
     assert!(output.contains("compiler: rustc 2; the limits are from rustc 1"), "{output}");
 }
-
-#[test]
-fn targets_compare_medians_and_say_which_are_missed() {
-    let directory = Directory::new("measure-targets");
-    let line = |label: &str, cpu_us: u64, wall_us: u64| {
-        let (user_us, system_us) = (cpu_us / 4, cpu_us - cpu_us / 4);
-        let cost = json!({"label": label, "wall_us": wall_us, "user_us": user_us, "system_us": system_us,
-            "max_rss_kib": 2048, "page_faults": 100});
-        format!("{cost}\n")
-    };
-    // One slow run does not change a median.
-    let costs =
-        [("floor", 1000, 2000), ("floor", 1000, 2000), ("floor", 90_000, 90_000), ("ADD", 1600, 4000), ("DEL", 9, 1)];
-    let costs: String = costs.into_iter().map(|(label, cpu, wall)| line(label, cpu, wall)).collect();
-    let rows = "a|floor||\nb|ADD|floor|cpu 1.6x, wall 1.8x, cpu +0.5ms, wall 4ms\nc|not measured|floor|cpu 1x\n";
-    let (file, list) = (directory.join("costs"), directory.join("rows"));
-    fs::write(&file, costs).expect("written");
-    fs::write(&list, rows).expect("written");
-    let output = measure(&["table", text(&file), "--rows", text(&list)]);
-    let output = String::from_utf8(output.stdout).expect("text");
-    let (costs, targets) = output.split_once("\n\n").expect("two tables");
-    assert_eq!(words(costs, "floor"), ["3", "1.00", "0.25", "0.75", "2.00", "2.0", "100"]);
-    assert_eq!(words(costs, "ADD")[1..], ["1.60", "0.40", "1.20", "4.00", "2.0", "100", "1.60", "2.00", "floor"]);
-    assert!(!output.contains("DEL") && !output.contains("not measured"), "{output}");
-    let verdicts: Vec<_> = targets.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
-    let expected = [
-        ["ADD", "cpu", "1.6x", "1.60x", "yes", "floor"],
-        ["ADD", "wall", "1.8x", "2.00x", "NO", "floor"],
-        ["ADD", "cpu", "+0.5ms", "+0.60ms", "NO", "floor"],
-        ["ADD", "wall", "4ms", "4.0ms", "yes", "floor"],
-    ];
-    assert_eq!(verdicts, expected);
-}

@@ -28,7 +28,8 @@ pub(crate) fn write_account(directory: &Path) {
         // Not used for verification: simulated API servers speak plain HTTP.
         let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
         fs::write(directory.join("ca.crt"), authority.cert.pem()).expect("written");
-        fs::write(directory.join("token"), TOKEN).expect("written");
+        // As an editor would write it.
+        fs::write(directory.join("token"), format!("{TOKEN}\n")).expect("written");
     }
 }
 

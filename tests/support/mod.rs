@@ -21,6 +21,7 @@ pub(crate) mod kernel;
 pub(crate) mod listener;
 pub(crate) mod netns_pod;
 pub(crate) mod new_netns;
+pub(crate) mod node_pod;
 pub(crate) mod plugin_call;
 pub(crate) mod policies;
 pub(crate) mod private_node;

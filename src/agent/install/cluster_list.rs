@@ -310,7 +310,13 @@ enum MultusCall {
 /// Returns the list of a pod network.
 fn pod_network(file: &ConfFile) -> Result<&ConfList, UnusableList> {
     let list = file.list.as_ref().map_err(Clone::clone)?;
-    list.check_pod_network().map(|()| list)
+    match list.types().next() {
+        Some(first) if MULTUS.contains(&first) => Err(UnusableList::Multus),
+        _ if list.types().all(|kind| kind == "loopback") => {
+            Err(UnusableList::Invalid("configuration of the loopback interface".into()))
+        }
+        _ => Ok(list),
+    }
 }
 
 #[cfg(test)]

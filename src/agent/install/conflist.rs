@@ -84,17 +84,6 @@ impl ConfList {
         }
     }
 
-    /// Refuses a list that may come first in the directory and is not the cluster network.
-    pub(super) fn check_pod_network(&self) -> Result<(), UnusableList> {
-        match self.types().next() {
-            Some("multus" | "multus-shim") => Err(UnusableList::Multus),
-            _ if self.types().all(|kind| kind == "loopback") => {
-                Err(UnusableList::Invalid("configuration of the loopback interface".into()))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Refuses a list with a version in which each ADD of the plugin would fail. Runtimes use the newest known one of
     /// `cniVersions`, or else `cniVersion` (libcni 1.3, `NetworkConfFromBytes`).
     pub(super) fn check_version(&self) -> Result<(), UnusableList> {
@@ -112,10 +101,6 @@ impl ConfList {
     /// Returns the name of the network.
     pub(super) fn name(&self) -> &str {
         self.keys.get("name").and_then(Value::as_str).unwrap_or_default()
-    }
-
-    pub(super) fn version(&self) -> Option<&Value> {
-        self.keys.get("cniVersion")
     }
 
     /// Returns the types of the plugins, in order.
@@ -152,6 +137,12 @@ impl ConfList {
     pub fn without(&self, kind: &str) -> Self {
         let plugins = self.plugins.iter().filter(|plugin| kind_of(plugin) != kind).cloned().collect();
         Self { keys: self.keys.clone(), plugins }
+    }
+
+    /// Returns the list with only its entries of the type `kind`; `None` if it has none.
+    pub(super) fn only(mut self, kind: &str) -> Option<Self> {
+        self.plugins.retain(|plugin| kind_of(plugin) == kind);
+        (!self.plugins.is_empty()).then_some(self)
     }
 
     /// Returns the list as text.

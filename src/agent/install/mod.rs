@@ -14,7 +14,7 @@ mod settings;
 
 pub use crate::cni::PROGRAM;
 pub use crate::host_path::{HostPath, HostRoot};
-pub use node::{CHAIN_FILE, Installed, InstalledTexts, Leadership, NodeFiles, state_path};
+pub use node::{CHAIN_FILE, Installed, Leadership, NodeFiles, state_path};
 pub use plan::{
     Change, ConfFile, Content, DesiredFile, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, ListEntry,
     OWN_LIST,
@@ -31,14 +31,9 @@ pub enum InstallError {
     /// A file operation failed.
     #[error("{0}")]
     File(String),
-    /// The installation record can't be parsed.
-    #[error("{path}: invalid installation record: {cause}; the next installation replaces it")]
-    Record {
-        /// The record.
-        path: HostPath,
-        /// The parser's error.
-        cause: String,
-    },
+    /// The installation record can't be parsed, because of the parser's error.
+    #[error("{0}: invalid installation record: {1}; the next installation replaces it")]
+    Record(HostPath, String),
     /// The node has the installation of another DaemonSet.
     #[error(
         "can't install: DaemonSet {0} has installed detour on this node, and a node has one installation; add the \

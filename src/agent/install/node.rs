@@ -2,7 +2,7 @@
 
 mod installed;
 
-pub use installed::{Installed, InstalledTexts};
+pub use installed::Installed;
 
 use super::InstallError;
 use super::conflist::{ConfList, UnusableList};
@@ -25,10 +25,8 @@ use std::mem;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-/// The maximum size of a configuration; a larger file is a program.
+/// The maximum size of a configuration, and of the installation record; a larger file is a program.
 const MAX_TEXT_SIZE: u64 = 1 << 20;
-/// The maximum size of an installation record, which holds the texts of a few configurations.
-const MAX_RECORD_SIZE: u64 = 4 << 20;
 
 /// The directory on the node with the installation record, the kubeconfig and the node configuration.
 const STATE_DIRECTORY: &str = "/var/lib/cni/detour";
@@ -124,7 +122,7 @@ impl NodeFiles {
         let mut found = FoundState::default();
         match (self.record(), desired) {
             // The desired state can be installed without the record.
-            (Err(error @ InstallError::Record { .. }), Some(_)) => found.notes.push(error.to_string()),
+            (Err(error @ InstallError::Record(..)), Some(_)) => found.notes.push(error.to_string()),
             (record, _) => found.record = record?.unwrap_or_default(),
         }
         let mut paths = BTreeSet::new();
@@ -132,7 +130,10 @@ impl NodeFiles {
             self.name_as_desired(&mut found.record, desired);
             paths.extend(desired.paths().cloned());
             found.notes.extend(self.untrusted(desired));
-            found.programs = self.programs(&found.record, desired)?;
+            let known = PLATFORMS.iter().filter_map(|platform| HostPath::new(platform.bin_dir));
+            for directory in desired.programs().map(HostPath::parent).chain(known) {
+                found.programs.insert(directory.clone(), self.names(&directory)?.into_iter().collect());
+            }
             if let Some(directory) = &desired.multus_chain {
                 found.invalid_chain_files = self.invalid_chain_files(directory)?;
             }
@@ -152,17 +153,6 @@ impl NodeFiles {
             }
         }
         Ok(found)
-    }
-
-    fn programs(
-        &self,
-        record: &InstallRecord,
-        desired: &DesiredState,
-    ) -> Result<BTreeMap<HostPath, BTreeSet<String>>, InstallError> {
-        let recorded = record.with_role(Role::Program).map(|(path, _)| path.parent());
-        let known = PLATFORMS.iter().filter_map(|platform| HostPath::new(platform.bin_dir));
-        let directories = desired.programs().map(HostPath::parent).chain(recorded).chain(known);
-        directories.map(|directory| Ok((directory.clone(), self.names(&directory)?.into_iter().collect()))).collect()
     }
 
     /// Renames recorded paths to the directories of `desired`: a symbolic link, such as `/var/run`, gives a file several
@@ -206,9 +196,9 @@ impl NodeFiles {
     /// # Errors
     /// The record can't be read or is invalid.
     pub(super) fn record(&self) -> Result<Option<InstallRecord>, InstallError> {
-        let path = record_path();
-        match self.root.reach(&path).and_then(|path| read_nofollow(&path, MAX_RECORD_SIZE)) {
-            Ok(text) => format::parse(&text).map(Some).map_err(|cause| InstallError::Record { path, cause }),
+        let path = state_path(RECORD);
+        match self.root.reach(&path).and_then(|path| read_nofollow(&path, MAX_TEXT_SIZE)) {
+            Ok(text) => format::parse(&text).map(Some).map_err(|cause| InstallError::Record(path, cause)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(InstallError::file("read", &path, &error)),
         }
@@ -272,7 +262,7 @@ impl NodeFiles {
 
     /// Returns a regular file, symbolic links followed; `None` if it does not exist.
     fn file(&self, path: &HostPath) -> io::Result<Option<FoundFile>> {
-        let file = match self.root.reach(path).and_then(|reached| open(&reached)) {
+        let file = match self.root.reach(path).and_then(|reached| trusted_file::open(&reached, OFlags::RDONLY)) {
             Ok(file) => file,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidInput) => return Ok(None),
             Err(error) => return Err(error),
@@ -295,7 +285,7 @@ impl NodeFiles {
         let is_empty = plan.record.is_empty();
         let mut files = self.record().ok().flatten().unwrap_or_default().files;
         files.extend(plan.record.files.clone());
-        let written = files.keys().cloned().chain([record_path()]);
+        let written = files.keys().cloned().chain([state_path(RECORD)]);
         let temporary: Vec<_> = written.map(|path| temporary(&path)).filter(|path| self.has(path)).collect();
         if !is_empty {
             self.write_record(&InstallRecord { files, ..plan.record.clone() })?;
@@ -304,7 +294,7 @@ impl NodeFiles {
             let verb = if action.change == Change::Remove { "remove" } else { "write" };
             self.act(action).map_err(|error| InstallError::file(verb, &action.path, &error))?;
         }
-        for path in temporary.iter().chain(is_empty.then(record_path).iter()) {
+        for path in temporary.iter().chain(is_empty.then(|| state_path(RECORD)).iter()) {
             self.remove(path).map_err(|error| InstallError::file("remove", path, &error))?;
         }
         if is_empty { Ok(()) } else { self.write_record(&plan.record) }
@@ -314,7 +304,7 @@ impl NodeFiles {
         if self.record().is_ok_and(|current| current.as_ref() == Some(record)) {
             return Ok(());
         }
-        let path = record_path();
+        let path = state_path(RECORD);
         let write = || {
             let text = format::print(record)?;
             replace(&self.root.reach_entry(&path)?, 0o600, false, |file| file.write_all(&text))
@@ -377,7 +367,8 @@ impl NodeFiles {
     /// Whether an agent leads.
     #[must_use]
     pub fn has_agent(&self) -> bool {
-        let file = self.root.reach_entry(&state_path(LEADERSHIP)).and_then(|path| open(&path));
+        let file =
+            self.root.reach_entry(&state_path(LEADERSHIP)).and_then(|path| trusted_file::open(&path, OFlags::RDONLY));
         file.is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
     }
 
@@ -437,15 +428,6 @@ fn temporary(path: &HostPath) -> HostPath {
 
 fn temporary_name(name: &str) -> String {
     format!(".detour-{name}.tmp")
-}
-
-fn record_path() -> HostPath {
-    state_path(RECORD)
-}
-
-/// Opens a file for reading; [`HostRoot`] has resolved its path.
-fn open(reached: &Path) -> io::Result<File> {
-    trusted_file::open(reached, OFlags::RDONLY)
 }
 
 #[cfg(test)]

@@ -92,7 +92,7 @@ pub struct FoundState {
     pub files: BTreeMap<HostPath, FoundFile>,
     /// The configurations in the directory of the cluster network's list, by name.
     pub configurations: BTreeMap<String, ConfFile>,
-    /// The names in directories of programs: those of the installation, of earlier ones, and of all platforms.
+    /// The names in directories of programs: those of the installation and of all platforms.
     pub programs: BTreeMap<HostPath, BTreeSet<String>>,
     /// Why Multus skips the whole auxiliary chain: each invalid file of another tool, with the reason.
     pub invalid_chain_files: Vec<String>,
@@ -185,15 +185,20 @@ impl FileAction {
     /// Returns the change as a unified diff, or as a comment if the file is binary or secret.
     #[must_use]
     pub fn diff(&self) -> String {
-        let after = match &self.change {
-            Change::Text(text, _) => Some(text.as_str()),
-            _ => None,
+        let (before, after) = match &self.change {
+            Change::Text(text, _) => (self.before.as_deref(), Some(text.as_str())),
+            _ => (self.before.as_deref(), None),
         };
-        let diff = match self.role {
-            Role::Program | Role::Kubeconfig => String::new(),
-            _ => unified_diff(&self.path, self.before.as_deref(), after),
+        let name = |prefix: &str, text: Option<&str>| {
+            text.map_or("/dev/null".to_owned(), |_| format!("{prefix}{}", self.path))
         };
-        if diff.is_empty() { format!("# {self}\n") } else { diff }
+        let diff = TextDiff::from_lines(before.unwrap_or_default(), after.unwrap_or_default());
+        let diff = diff.unified_diff().header(&name("a", before), &name("b", after)).to_string();
+        match self.role {
+            Role::Program | Role::Kubeconfig => format!("# {self}\n"),
+            _ if diff.is_empty() => format!("# {self}\n"),
+            _ => diff,
+        }
     }
 }
 
@@ -209,13 +214,6 @@ impl fmt::Display for FileAction {
             Change::Remove => write!(f, "remove {path}"),
         }
     }
-}
-
-/// Returns the change of a file in the form of `diff -u`; empty if nothing changes. `None` is a file that does not exist.
-fn unified_diff(path: &HostPath, before: Option<&str>, after: Option<&str>) -> String {
-    let name = |prefix: &str, text: Option<&str>| text.map_or("/dev/null".into(), |_| format!("{prefix}{path}"));
-    let diff = TextDiff::from_lines(before.unwrap_or_default(), after.unwrap_or_default());
-    diff.unified_diff().header(&name("a", before), &name("b", after)).to_string()
 }
 
 /// The changes of a node, in order, and the installation record that covers them.
@@ -350,11 +348,14 @@ mod tests {
 
     #[test]
     fn a_new_or_removed_file_is_compared_with_dev_null() {
-        let path: HostPath = "/x".parse().expect("a path");
-        let added = unified_diff(&path, None, Some("a\nb\n"));
-        assert_eq!(added, "--- /dev/null\n+++ b/x\n@@ -0,0 +1,2 @@\n+a\n+b\n");
-        let removed = unified_diff(&path, Some("a"), None);
-        assert_eq!(removed, "--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n\\ No newline at end of file\n");
-        assert_eq!(unified_diff(&path, Some("a"), Some("a")), "");
+        let diff = |before: Option<&str>, change| {
+            let (path, before) = ("/x".parse().expect("a path"), before.map(str::to_owned));
+            FileAction { path, role: Role::Node, change, before }.diff()
+        };
+        let text = |text: &str| Change::Text(text.to_owned(), 0o600);
+        assert_eq!(diff(None, text("a\nb\n")), "--- /dev/null\n+++ b/x\n@@ -0,0 +1,2 @@\n+a\n+b\n");
+        let removed = "--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n\\ No newline at end of file\n";
+        assert_eq!(diff(Some("a"), Change::Remove), removed);
+        assert_eq!(diff(Some("a"), text("a")), "# write /x (mode 0600)\n");
     }
 }

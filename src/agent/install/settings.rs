@@ -4,7 +4,6 @@
 use super::InstallError;
 use crate::cni::{CniCommand, NetConf, POD_ANNOTATIONS, PROGRAM};
 use crate::host_path::HostPath;
-use crate::plugin::{TargetNode, validate};
 use crate::sub_plugins::SubPlugin;
 use crate::suggest::closest;
 use base64::Engine;
@@ -89,14 +88,6 @@ impl Entry {
     pub fn only_excludes(&self) -> bool {
         let excludes = |block| SubPlugin::of(block).is_some_and(|known| known != SubPlugin::IstioRedirect);
         self.conf.chain.iter().all(excludes)
-    }
-
-    /// Validates the configuration as `detour validate` does. Returns its warnings.
-    ///
-    /// # Errors
-    /// The plugin would reject it.
-    pub fn check(&self, node: TargetNode<'_>) -> Result<Vec<String>, InstallError> {
-        validate(&self.conf, node).map_err(refused)
     }
 }
 

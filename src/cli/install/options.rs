@@ -16,8 +16,8 @@ use detour_cni::cni::{
     is_dns_subdomain, primary_in_attachment, unknown_key,
 };
 use detour_cni::inspect::kubeconfig_warning;
-use detour_cni::plugin::TargetNode;
 use detour_cni::plugin::probe::needed_format;
+use detour_cni::plugin::{TargetNode, validate};
 use detour_cni::trusted_file::{read, read_trusted};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -37,8 +37,6 @@ const MAX_CREDENTIAL: u64 = 1 << 20;
 
 /// Limit for each file. Its content becomes part of the plugin's configurations.
 const MAX_FILE: u64 = 1 << 20;
-/// Limit for the name of an attachment, as in the chart.
-const MAX_NAME: usize = 63;
 
 /// The name of the network, unless `--config` sets one: that of Istio's NetworkAttachmentDefinition.
 const DEFAULT_NETWORK: &str = "istio-cni";
@@ -58,7 +56,7 @@ pub(in crate::cli) struct InstallOptions {
     own_list: bool,
     /// Whether the runtime calls the plugin as the primary plugin; if false, attachments can't make it the primary plugin [default: depends on the installed configuration]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
-    primary: Option<bool>,
+    pub(in crate::cli) primary: Option<bool>,
     /// Configuration file to change, copy (--own-list=true) or write [default: the first valid configuration list with --chained=true, otherwise istio-cni.conf; with --attachments and --chained=false, it is not used]
     #[arg(long, value_name = "FILE", value_parser = parse_file_name)]
     conf_name: Option<String>,
@@ -254,11 +252,6 @@ impl InstallOptions {
         Ok(text.map_or_else(|why| Content::Unknown(format!("{why:#}")), Content::Text))
     }
 
-    /// Whether the plugin may be the primary plugin on the node.
-    pub(in crate::cli) fn may_be_primary(&self) -> bool {
-        self.primary != Some(false)
-    }
-
     /// Checks a configuration of the plugin, and that the plugin can use the kubeconfig that it names, because every ADD
     /// needs it. Returns warnings. `place` is where the configuration's own kubeconfig is set.
     fn check(&self, node: &NodeFiles, entry: &Entry, place: &str) -> Result<Vec<String>> {
@@ -273,30 +266,29 @@ impl InstallOptions {
                 false => format!("{place}kubernetes.kubeconfig {path}"),
             };
             let root = self.place.root()?.display();
-            let summary = self.read_kubeconfig(node, &path).with_context(|| {
+            // As the plugin does, with the files to which it refers.
+            let read = || {
+                let reached = node.reach(&path)?;
+                read_trusted(&reached, MAX_CREDENTIAL)?;
+                KubeconfigSummary::read(self.place.root()?, &reached).map_err(|error| anyhow!("{error}"))
+            };
+            let summary = read().with_context(|| {
                 format!("{place}: the plugin can't use this file of the node (below --root {root}); create it first")
             })?;
             warnings.extend(kubeconfig_warning(&summary).map(|warning| format!("{place}: {warning}")));
         }
-        let bin_dir = self.bin_dir(node);
-        let own = kubernetes.cni_bin_dir.clone().and_then(HostPath::new).filter(|own| *own != bin_dir);
-        let directories: Vec<_> = [bin_dir].into_iter().chain(own).collect();
-        let names = self.program_names();
-        let is_installed = |_: &NetConf, kind: &str| {
-            if names.contains(&kind) { Some(true) } else { node.has_program(kind, &directories) }
+        let (bin_dir, names) = (self.bin_dir(node), self.program_names());
+        let is_own = kubernetes.cni_bin_dir.as_deref() == Some(bin_dir.as_path());
+        let is_installed = |_: &NetConf, kind: &str| match names.contains(&kind) || node.has(&bin_dir.join(kind)) {
+            true => Some(true),
+            // Another directory of the configuration may not be mounted here.
+            false => is_own.then_some(false),
         };
         // An agent's container has no mount of it.
         let groups = HostPath::new(GROUP_FILE).and_then(|path| node.reach(&path).ok()).filter(|path| path.is_file());
         let node = TargetNode { is_installed: &is_installed, group_file: groups.as_deref(), may_name_source: false };
-        warnings.extend(entry.check(node)?);
+        warnings.extend(validate(&entry.conf, node).context("invalid plugin configuration")?);
         Ok(warnings)
-    }
-
-    /// Reads a kubeconfig on the node as the plugin does, with the files to which it refers.
-    fn read_kubeconfig(&self, node: &NodeFiles, path: &HostPath) -> Result<KubeconfigSummary> {
-        let reached = node.reach(path)?;
-        read_trusted(&reached, MAX_CREDENTIAL)?;
-        KubeconfigSummary::read(self.place.root()?, &reached).map_err(|error| anyhow!("{error}"))
     }
 
     /// Returns the directory of the program.
@@ -327,7 +319,17 @@ impl InstallOptions {
 
     /// Reads the files of `--config` and `--attachments`.
     pub(in crate::cli) fn given_keys(&self) -> Result<GivenKeys> {
-        GivenKeys::read(self.config.as_deref(), self.attachments.as_deref(), &self.program_names())
+        let (mut given, names) = (GivenKeys::default(), self.program_names());
+        if let Some(path) = &self.config {
+            let place = format!("--config {}", path.display());
+            given.config = contents(path, &place, "a JSON object")?;
+            check_type(&given.config, &place, &names)?;
+        }
+        if let Some(path) = &self.attachments {
+            let place = format!("--attachments {}", path.display());
+            given.attachments = parse(contents(path, &place, "a JSON array of objects")?, &place, &names)?;
+        }
+        Ok(given)
     }
 
     /// Returns the token of this pod's service account.
@@ -347,9 +349,10 @@ impl InstallOptions {
     /// Returns the service account for this process's own API requests; `purpose` is for the error message.
     pub(in crate::cli) fn account_for(&self, purpose: &str) -> Result<Api> {
         let server = self.server().with_context(|| {
-            let instead =
-                if self.kubeconfig.is_some() { " and --service-account DIR in place of --kubeconfig" } else { "" };
-            format!("{purpose}: unknown API server; outside of a pod, add --api-server URL{instead}")
+            format!(
+                "{purpose}: unknown API server; outside of a pod, add --api-server URL and --service-account DIR in place \
+                 of --kubeconfig"
+            )
         })?;
         Ok(Api::of_account(server, self.service_account.clone()))
     }
@@ -384,28 +387,12 @@ struct Attachment {
 }
 
 impl GivenKeys {
-    /// Reads the files. `names` are the names under which the program is installed, which are the valid types.
-    fn read(config: Option<&Path>, attachments: Option<&Path>, names: &[&str]) -> Result<Self> {
-        let mut given = Self::default();
-        if let Some(path) = config {
-            let place = format!("--config {}", path.display());
-            given.config = contents(path, &place, "a JSON object")?;
-            check_type(&given.config, &place, names)?;
-        }
-        if let Some(path) = attachments {
-            let place = format!("--attachments {}", path.display());
-            given.attachments = parse(contents(path, &place, "a JSON array of objects")?, &place, names)?;
-        }
-        Ok(given)
-    }
-
     /// Returns the name of the network in the configuration file of the installation: the key `name` of `--config`.
     /// Without such a file, the key is refused.
     fn network(&self, is_written: bool) -> Result<String> {
         match self.config.get("name").filter(|name| !name.is_null()) {
             None => Ok(DEFAULT_NETWORK.to_owned()),
-            Some(Value::String(name)) if is_written => Ok(name.clone()),
-            Some(name) if is_written => bail!("--config: name: expected a text, got {name}"),
+            Some(name) if is_written => Ok(name.as_str().context("--config: name: expected a text")?.to_owned()),
             Some(_) => bail!(
                 "--config: name: it has an effect only with --chained=false and without --attachments; remove the key"
             ),
@@ -419,19 +406,14 @@ fn contents<T: DeserializeOwned>(path: &Path, place: &str, expected: &str) -> Re
 }
 
 fn parse(all: Vec<Map<String, Value>>, place: &str, names: &[&str]) -> Result<Vec<Attachment>> {
-    let (mut attachments, mut known) = (Vec::new(), BTreeSet::new());
+    let mut attachments: Vec<Attachment> = Vec::new();
     for (i, mut keys) in all.into_iter().enumerate() {
         let name = keys.shift_remove("name").unwrap_or_default();
         let Some(name) = name.as_str().filter(|name| is_dns_subdomain(name)).map(str::to_owned) else {
             bail!("{place}: [{i}].name: expected the name of a NetworkAttachmentDefinition, got {name}");
         };
         ensure!(
-            name.len() <= MAX_NAME,
-            "{place}: [{i}].name: expected at most {MAX_NAME} characters, got {}",
-            name.len()
-        );
-        ensure!(
-            known.insert(name.clone()),
+            attachments.iter().all(|other| other.name != name),
             "{place}: [{i}].name: {name:?} occurs twice; each attachment needs its own"
         );
         check_type(&keys, &format!("{place}: [{i}]"), names)?;

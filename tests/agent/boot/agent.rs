@@ -1,6 +1,6 @@
 //! The agent while it starts, hangs or is replaced, with real agents and a simulated API server.
 
-use crate::boot::agent_process::{Agent, SETTLED};
+use crate::boot::agent_process::Agent;
 use crate::boot::api::{Api, NAMESPACES, PODS};
 use crate::boot::pod::Pod;
 use crate::boot::scene::{Kind, Scene, call, has_rules, is_redirected};
@@ -8,7 +8,6 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,13 +28,6 @@ impl AgentScene<'_> {
     /// Starts an agent in a pod of this name.
     fn agent(&self, pod: &str) -> Agent {
         Agent::on_openshift(pod, &self.scene.root, &self.api.url(), &[])
-    }
-
-    /// Starts an agent, and waits until its caches are synced.
-    fn synced_agent(&self) -> Agent {
-        let agent = self.agent("first");
-        agent.wait_for_logs(&["watching pods", "watching namespaces", "serving the plugin's", SETTLED]);
-        agent
     }
 
     /// The configuration, in which the plugin's own API server is this one.
@@ -231,36 +223,5 @@ fn a_call_whose_agent_ends_asks_the_api_server_at_once() {
             println!("in flight: {:?}", in_flight.join().expect("no panic"));
             without_api.join().expect("no panic");
         });
-    });
-}
-
-#[test]
-fn a_replaced_agent_leaves_no_gap() {
-    AgentScene::run(|node| {
-        let first = node.synced_agent();
-        let conf = node.conf_of_agent_alone();
-        redirects(&conf);
-        let started = Instant::now();
-        let second = node.agent("second");
-        let watches = || second.logged().iter().any(|line| line.contains("watching pods"));
-        while !watches() {
-            redirects(&conf);
-            assert!(started.elapsed() < DEADLINE, "the second agent does not watch pods");
-        }
-        let (is_ended, mut calls) = (AtomicBool::new(false), 0);
-        thread::scope(|scope| {
-            let ended = &is_ended;
-            scope.spawn(move || {
-                assert!(first.end(Signal::SIGTERM).success());
-                ended.store(true, Ordering::Relaxed);
-            });
-            // Each call is answered by one of the two, while the second one takes over the socket.
-            while !is_ended.load(Ordering::Relaxed) {
-                redirects(&conf);
-                calls += 1;
-            }
-        });
-        redirects(&conf);
-        println!("{calls} calls during the replacement");
     });
 }

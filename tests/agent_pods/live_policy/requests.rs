@@ -117,7 +117,7 @@ fn the_newest_sandbox_of_a_pod_follows() {
         // The kernel's clock for files has a coarse resolution.
         pause();
         let mut newer = Pod::with_sandbox(scene, "web-0", id("a"));
-        newer.uid.clone_from(&older.uid);
+        newer.set_uid(&older.uid);
         assert!(newer.sandbox < older.sandbox);
         newer.call(scene, "ADD").expect("added");
         newer.set(EXCLUDE_UIDS, "7000");

@@ -3,16 +3,15 @@
 use crate::live_policy::agent_node::{self, ROOT, mount_node, reach, write};
 use crate::live_policy::agent_process::{Agent, SETTLED};
 use crate::live_policy::api::{Api, NAMESPACES, PODS};
-use crate::live_policy::node::{self, Node, Process, Where, id, uid};
+use crate::live_policy::node::{self, Node, id};
 use crate::support::health::fetch;
-use crate::support::new_netns::tool_in;
+use crate::support::node_pod::NodePod;
 pub(crate) use crate::support::wait::{DEADLINE, pause, until};
 use detour_cni::cluster::agent::{PoliciesReport, pod_policies};
 use serde_json::{Value, json};
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::ops::Deref;
+use std::path::Path;
 use std::time::Instant;
 
 pub(crate) const AGENT_SOCKET: &str = "/run/detour/agent.sock";
@@ -152,16 +151,17 @@ pub(crate) fn sample(address: &str, series: &str) -> Option<u32> {
 pub(crate) const EXCLUDE_UIDS: &str = "detour.io/exclude-uids";
 pub(crate) const EXCLUDE_PORTS: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
 
+/// A running pod, whose network namespace the runtime has mounted.
 pub(crate) struct Pod {
-    pub(crate) name: String,
-    /// Its UID, which a real API server replaces.
-    pub(crate) uid: String,
-    pub(crate) sandbox: String,
-    pub(crate) pause: Process,
-    pub(crate) annotations: RefCell<BTreeMap<String, String>>,
-    labels: RefCell<BTreeMap<String, String>>,
-    has_sidecar: bool,
-    init_containers: Vec<Value>,
+    pod: NodePod,
+}
+
+impl Deref for Pod {
+    type Target = NodePod;
+
+    fn deref(&self) -> &NodePod {
+        &self.pod
+    }
 }
 
 impl Pod {
@@ -172,25 +172,9 @@ impl Pod {
 
     /// The same with this ID of the sandbox.
     pub(crate) fn with_sandbox(scene: &Scene<'_>, name: &str, sandbox: String) -> Self {
-        let uid = uid();
-        let group = format!("kubepods.slice/kubepods-pod{uid}.slice/crio-{sandbox}.scope");
-        let pause = scene.node.process("pause", &group, Where::New);
-        agent_node::pin(&sandbox, &pause);
-        let annotations = [("sidecar.istio.io/status".to_owned(), "{}".to_owned())].into();
-        let pod = Self {
-            name: name.to_owned(),
-            uid,
-            sandbox,
-            pause,
-            annotations: RefCell::new(annotations),
-            labels: RefCell::default(),
-            has_sidecar: true,
-            init_containers: Vec::new(),
-        };
-        let links = "link set lo up\nlink add eth0 type veth peer name peer0\nlink set eth0 up\nlink set peer0 up\n\
-                     addr add 10.88.0.2/24 dev eth0\n";
-        tool_in(&pod.netns(), "ip", &["-batch", "-"], links);
-        pod
+        let pod = NodePod::with_sandbox(scene.node, Some(name), sandbox).with_init_containers(&[]);
+        agent_node::pin(&pod.sandbox, &pod.pause);
+        Self { pod }
     }
 
     /// Creates a pod, publishes it, and calls ADD for it.
@@ -202,54 +186,19 @@ impl Pod {
         pod
     }
 
+    /// Sets the UID, for another sandbox of a pod.
+    pub(crate) fn set_uid(&mut self, uid: &str) {
+        uid.clone_into(&mut self.pod.uid);
+    }
+
     /// Removes the sidecar from the manifest.
     pub(crate) fn without_sidecar(self) -> Self {
-        Self { has_sidecar: false, ..self }
+        Self { pod: self.pod.without_sidecar() }
     }
 
     /// Adds Istio's init container to the manifest.
     pub(crate) fn with_istio_init(self) -> Self {
-        Self { init_containers: vec![json!({"name": "istio-init", "image": "proxy"})], ..self }
-    }
-
-    pub(crate) fn netns(&self) -> PathBuf {
-        self.pause.netns()
-    }
-
-    /// Sets an annotation of the manifest.
-    pub(crate) fn set(&self, key: &str, value: &str) {
-        self.annotations.borrow_mut().insert(key.to_owned(), value.to_owned());
-    }
-
-    /// Sets a label of the manifest.
-    pub(crate) fn label(&self, key: &str, value: &str) {
-        self.labels.borrow_mut().insert(key.to_owned(), value.to_owned());
-    }
-
-    /// Removes an annotation of the manifest.
-    pub(crate) fn unset(&self, key: &str) {
-        self.annotations.borrow_mut().remove(key);
-    }
-
-    /// Returns the pod as it is in the cluster.
-    pub(crate) fn object(&self) -> Value {
-        let mut containers = vec![json!({"name": "web", "image": "web"})];
-        if self.has_sidecar {
-            containers.push(json!({
-                "name": "istio-proxy", "image": "proxy", "args": ["proxy", "sidecar"],
-                "securityContext": {"runAsUser": 1337},
-            }));
-        }
-        json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": {
-                "name": self.name, "namespace": "shop", "uid": self.uid, "annotations": *self.annotations.borrow(),
-                "labels": *self.labels.borrow(),
-            },
-            "spec": {"nodeName": "node-1", "automountServiceAccountToken": false, "containers": containers,
-                "initContainers": self.init_containers},
-            "status": {"phase": "Running", "podIPs": [{"ip": "10.88.0.2"}]},
-        })
+        Self { pod: self.pod.with_init_containers(&["istio-init"]) }
     }
 
     /// Calls the plugin as the runtime does.
@@ -262,15 +211,14 @@ impl Pod {
 
     /// The same with this configuration.
     pub(crate) fn call_with(&self, conf: &Value, verb: &str) -> Result<(), String> {
-        let arguments = format!(";K8S_POD_UID={}", self.uid);
         let netns = agent_node::netns_of(&self.sandbox);
-        agent_node::call(verb, (&self.sandbox, &netns), (&self.name, &arguments), conf)
+        self.pod.call(verb, &netns, conf, &format!(";K8S_POD_UID={}", self.uid))
     }
 
     /// Returns the rules of the table nat, without the time that iptables-save adds, and detour's native rules.
     pub(crate) fn rules(&self) -> String {
-        let text = tool_in(&self.netns(), "iptables-save", &["-t", "nat"], "");
-        let native = tool_in(&self.netns(), "nft", &["--stateless", "list", "ruleset", "inet"], "");
+        let text = self.tool("iptables-save", &["-t", "nat"], "");
+        let native = self.tool("nft", &["--stateless", "list", "ruleset", "inet"], "");
         text.lines().chain(native.lines()).filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n")
     }
 

@@ -2,7 +2,6 @@
 
 use crate::repair::kernel::Kernel;
 use crate::repair::scene::{Pod, Scene, assert_is, event, one, scene};
-use detour_cni::agent::ObservedPod;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -87,26 +86,6 @@ fn names_without_rules_neither_remove_a_redirection_nor_prevent_its_repair() {
     });
 }
 
-/// A redirection that another process adds to a running pod does not replace the recorded one.
-#[test]
-fn a_repair_keeps_what_the_record_redirects() {
-    const OTHER: &str =
-        "table ip other { chain out { type nat hook output priority -90; tcp dport 9 redirect to :9; }; }";
-    scene(|scene| {
-        let pod = scene.pod();
-        pod.call(scene, "ADD");
-        let before =
-            pod.tool("iptables-save", &["-t", "nat"], "").lines().filter(|line| line.starts_with("-A")).count();
-        pod.tool("nft", &["-f", "-"], OTHER);
-        pod.tool("iptables", &["-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
-        let done = one(scene.repair().run_pass(&[Arc::new(pod.observed())], Instant::now()));
-        assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again: its rules had drifted");
-        let after = pod.tool("iptables-save", &["-t", "nat"], "").lines().filter(|line| line.starts_with("-A")).count();
-        assert_eq!(after, before);
-        pod.call(scene, "CHECK");
-    });
-}
-
 /// As beside Istio's CNI plugin in the cluster network's configuration list.
 #[test]
 fn another_tools_entry_of_a_known_type_in_the_list_does_not_prevent_repairs() {
@@ -141,23 +120,6 @@ fn a_missing_rule_is_restored_without_a_source_of_facts() {
         let done = one(scene.repair().run_pass(&[Arc::new(pod.observed())], Instant::now()));
         assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again: its rules had drifted");
         pod.call(scene, "CHECK");
-    });
-}
-
-#[test]
-fn a_changed_pod_is_checked() {
-    scene(|scene| {
-        let pod = scene.pod();
-        pod.call(scene, "ADD");
-        let (mut repair, start) = (scene.repair(), Instant::now());
-        repair.run_pass(&[Arc::new(pod.observed())], start);
-        pod.tool("nft", &["flush", "ruleset"], "");
-        let changed = Arc::new(ObservedPod { resource_version: "8".into(), ..pod.observed() });
-        assert_is(
-            &one(repair.run_pass(&[changed], start + 6 * SECOND)),
-            "DetourRepaired",
-            "traffic is redirected to the sidecar again",
-        );
     });
 }
 

@@ -3,7 +3,7 @@
 //! that records its requests. Needs root, `ip`,
 //! `nft`, `iptables`, `unshare` and control groups that can be made.
 
-use crate::support::{agent_node, agent_process, api, kernel, server, simulated_node as node};
+use crate::support::{agent_process, api, kernel, server, simulated_node as node};
 
 mod in_place;
 mod modes;

@@ -6,7 +6,7 @@ use crate::repair::kernel::Kernel;
 use crate::repair::scene::{Repair, Scene, assert_is, event, on_event_loop, one, scene, scene_with};
 use crate::repair::server::{Answer, Request};
 use crate::support::wait::until;
-use detour_cni::agent::taint::{Taint, TaintController};
+use detour_cni::agent::taint::TaintController;
 use detour_cni::agent::{ObservedPod, RepairMode};
 use detour_cni::pod::Container;
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
         let mut repair = scene.repair_by(RepairMode::Delete);
         let done = one(repair.run_pass(&[pod.unvalidated()], Instant::now()));
         assert_is(&done, "DetourDeleted", "its init container found");
-        let deleted = scene.request_bodies(&format!("DELETE /api/v1/namespaces/shop/pods/{}", pod.name()));
+        let deleted = scene.request_bodies(&format!("DELETE /api/v1/namespaces/shop/pods/{}", pod.name));
         assert_eq!(deleted[0]["preconditions"], json!({"uid": pod.uid, "resourceVersion": "7"}));
         assert_eq!(scene.events(1), [event("DetourDeleted", "Warning")]);
 
@@ -213,7 +213,7 @@ fn the_agent_repairs_watched_pods_and_checks_the_nodes_taint() {
     scene(|scene| {
         let (api, pod, plain) = (Api::start(), scene.pod(), scene.pod());
         plain.call(scene, "ADD");
-        let mut object = pod.manifest();
+        let mut object = pod.object();
         object["spec"]["nodeName"] = json!("node-1");
         object["status"] = json!({"phase": "Running", "podIPs": [{"ip": "10.88.0.2"}]});
         api.put(NAMESPACES, &json!({"metadata": {"name": "shop"}}));
@@ -260,7 +260,7 @@ fn a_pod_without_addresses_or_without_redirection_is_skipped() {
         let pod = scene.pod();
         let unsettled = ObservedPod { addresses: Vec::new(), ..pod.observed() };
         assert_eq!(repairs(&mut scene.repair(), &Arc::new(unsettled)), 0, "its ADD may still come");
-        let mut manifest = pod.manifest();
+        let mut manifest = pod.object();
         manifest["metadata"]["annotations"]["sidecar.istio.io/interceptionMode"] = json!("NONE");
         assert_eq!(repairs(&mut scene.repair(), &Arc::new(pod.observed_as(&manifest))), 0, "it wants none");
         scene.install(&json!([{"type": "uid-exclude", "uids": [7]}]));
@@ -302,10 +302,7 @@ fn node(taints: &Value, conflicts: usize) -> (impl Fn(&Request) -> Answer + Send
 /// Starts the task of the taint.
 fn start_taint(scene: &Scene<'_>) -> TaintController {
     let account = scene.account();
-    on_event_loop(|| {
-        let account = account.on(Handle::current());
-        Taint { key: KEY.into(), node: "node-1".into(), account }.start()
-    })
+    on_event_loop(|| TaintController::start(account.on(Handle::current()), "node-1".into(), KEY.into()))
 }
 
 #[test]

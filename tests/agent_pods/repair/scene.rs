@@ -1,11 +1,10 @@
 //! A node with the plugin in the cluster network's list, running pods, and an API server.
 
-use crate::repair::agent_node;
 use crate::repair::kernel::Tools;
-use crate::repair::node::{self, Node, Process, Where, id, uid};
+use crate::repair::node::{self, Node};
 use crate::repair::server::{Answer, Request, Server};
 use crate::support::agent_process::write_account;
-use crate::support::new_netns::tool_in;
+use crate::support::node_pod::NodePod;
 use detour_cni::agent::install::{FileRecord, HostPath, HostRoot, InstallRecord, NodeFiles, Role};
 use detour_cni::agent::pods::{ObservedNode, PodReconciler};
 use detour_cni::agent::{Metrics, ObservedPod, PodReports, PodSettings, RepairMode, run_tasks};
@@ -14,12 +13,13 @@ use nix::mount::{MsFlags, mount, umount};
 use serde_json::{Value, json};
 use std::cell::OnceCell;
 use std::future::pending;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
-use tokio::runtime::Handle;
+use tokio::runtime::{Builder, Handle, Runtime};
 
 const STATE: &str = "/run/detour";
 const LIST: &str = "/etc/cni/net.d/10-cluster.conflist";
@@ -121,7 +121,7 @@ impl Scene<'_> {
 
     /// Writes the pod's manifest for the plugin.
     pub(crate) fn publish(&self, pod: &Pod) {
-        self.write(&format!("/manifests/{}.json", pod.uid), &pod.manifest().to_string());
+        self.write(&format!("/manifests/{}.json", pod.uid), &pod.object().to_string());
     }
 
     pub(crate) fn repair(&self) -> Repair {
@@ -133,8 +133,9 @@ impl Scene<'_> {
         let start = move || PodReports::start(Some(account.on(Handle::current())));
         let reports = self.reports.get_or_init(|| on_event_loop(start));
         let settings = PodSettings { repair: mode, live_policy: false };
-        let (account, metrics) = (self.account(), self.metrics.clone());
-        Repair(PodReconciler::new(settings, self.files(), account, reports.clone(), metrics))
+        let runtime = Builder::new_current_thread().enable_all().build().expect("an event loop");
+        let account = self.account().on(runtime.handle().clone());
+        Repair(PodReconciler::new(settings, self.files(), account, reports.clone(), self.metrics.clone()), runtime)
     }
 
     pub(crate) fn files(&self) -> NodeFiles {
@@ -186,8 +187,8 @@ impl Scene<'_> {
     }
 }
 
-/// The reconciler of an agent that repairs pods.
-pub(crate) struct Repair(PodReconciler);
+/// The reconciler of an agent that repairs pods, and its event loop.
+pub(crate) struct Repair(PodReconciler, Runtime);
 
 impl Repair {
     /// Checks the pods that are due at `now`. Returns the Events about repairs.
@@ -199,6 +200,7 @@ impl Repair {
         // A pod that was repaired is due again at once.
         for _ in 0..=2 * node.pods.len() {
             done.extend(self.0.run_next(&node, now).into_iter().flatten());
+            done.extend(self.1.block_on(self.0.delete(now)));
         }
         done.retain(|event| ["DetourRepaired", "DetourDeleted", "DetourRepairFailed"].contains(&&*event.reason));
         done
@@ -226,51 +228,39 @@ fn host(path: &str) -> HostPath {
     path.parse().expect("a path")
 }
 
-const LINKS: &str = "link set lo up
-link add eth0 type veth peer name peer0
-link set eth0 up
-link set peer0 up
-addr add 10.88.0.2/24 dev eth0
-addr add fd88::2/64 dev eth0 nodad
-";
-
+/// A running pod with the runtime's cached result of the cluster network's ADD.
 pub(crate) struct Pod {
-    pub(crate) uid: String,
-    pub(crate) sandbox: String,
-    pause: Process,
+    pod: NodePod,
     address: &'static str,
-    annotations: Vec<(String, String)>,
     pub(crate) dialect: &'static str,
 }
 
-fn group(uid: &str, container: &str) -> String {
-    let uid = uid.replace('-', "_");
-    format!("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid}.slice/crio-{container}.scope")
+impl Deref for Pod {
+    type Target = NodePod;
+
+    fn deref(&self) -> &NodePod {
+        &self.pod
+    }
 }
 
 impl Tools for Pod {
     fn tool(&self, name: &str, args: &[&str], input: &str) -> String {
-        Self::tool(self, name, args, input)
+        self.pod.tool(name, args, input)
     }
 }
 
 impl Pod {
     pub(crate) fn new(scene: &Scene<'_>) -> Self {
-        let (uid, sandbox) = (uid(), id("b"));
-        let pause = scene.node.process("pause", &group(&uid, &sandbox), Where::New);
-        scene.node.pin(&sandbox, &pause);
-        let pod = Self { uid, sandbox, pause, address: "10.88.0.2", annotations: Vec::new(), dialect: "auto" };
-        let named = (&*pod.name(), &*pod.uid);
-        scene.node.keep("results", ("cluster", "eth0"), &pod.sandbox, named, &pod.sandbox);
-        pod.tool("ip", &["-batch", "-"], LINKS);
-        pod
+        let pod = NodePod::new(scene.node, None);
+        scene.node.pin(&pod.sandbox, &pod.pause);
+        scene.node.keep("results", ("cluster", "eth0"), &pod.sandbox, (&pod.name, &pod.uid), &pod.sandbox);
+        pod.tool("ip", &["addr", "add", "fd88::2/64", "dev", "eth0", "nodad"], "");
+        Self { pod, address: "10.88.0.2", dialect: "auto" }
     }
 
     /// Returns another pod, of which only a process in this pod's network namespace is left.
     pub(crate) fn stray(&self, scene: &Scene<'_>) -> Self {
-        let (uid, sandbox) = (uid(), id("b"));
-        let pause = scene.node.process("pause", &group(&uid, &sandbox), Where::With(&self.pause));
-        Self { uid, sandbox, pause, address: "10.88.0.3", annotations: Vec::new(), dialect: "auto" }
+        Self { pod: self.pod.stray(scene.node), address: "10.88.0.3", dialect: "auto" }
     }
 
     /// Ends the pod without a DEL.
@@ -281,16 +271,6 @@ impl Pod {
         self.pause.end();
     }
 
-    pub(crate) fn netns(&self) -> PathBuf {
-        self.pause.netns()
-    }
-
-    /// Runs a tool in the network namespace, which must succeed. Returns its stdout.
-    #[track_caller]
-    pub(crate) fn tool(&self, program: &str, arguments: &[&str], stdin: &str) -> String {
-        tool_in(&self.netns(), program, arguments, stdin)
-    }
-
     /// Calls the plugin as the runtime does, which must succeed.
     #[track_caller]
     pub(crate) fn call(&self, scene: &Scene<'_>, verb: &str) {
@@ -299,46 +279,19 @@ impl Pod {
         if verb == "CHECK" {
             conf["prevResult"] = json!({});
         }
-        let called = agent_node::call(verb, (&self.sandbox, &self.netns()), (&self.name(), ""), &conf);
+        let called = self.pod.call(verb, &self.netns(), &conf, "");
         called.unwrap_or_else(|printed| panic!("{verb}: {printed}"));
-    }
-
-    /// Returns its name in the namespace shop.
-    pub(crate) fn name(&self) -> String {
-        format!("web-{}", self.uid)
     }
 
     /// Adds an annotation, and publishes the pod.
     pub(crate) fn annotate(&mut self, scene: &Scene<'_>, key: &str, value: &str) {
-        self.annotations.push((key.to_owned(), value.to_owned()));
+        self.set(key, value);
         scene.publish(self);
-    }
-
-    /// Its manifest, with a sidecar.
-    pub(crate) fn manifest(&self) -> Value {
-        let mut manifest = json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": {
-                "name": self.name(), "namespace": "shop", "uid": self.uid, "labels": {"app": "web"},
-                "annotations": {"sidecar.istio.io/status": "{}"},
-            },
-            "spec": {
-                "initContainers": [{"name": "istio-validation"}],
-                "containers": [
-                    {"name": "web"},
-                    {"name": "istio-proxy", "args": ["proxy", "sidecar"], "securityContext": {"runAsUser": 1337}},
-                ],
-            },
-        });
-        for (key, value) in &self.annotations {
-            manifest["metadata"]["annotations"][key] = value.as_str().into();
-        }
-        manifest
     }
 
     /// Returns the pod as the agent observes it with its addresses.
     pub(crate) fn observed(&self) -> ObservedPod {
-        self.observed_as(&self.manifest())
+        self.observed_as(&self.object())
     }
 
     pub(crate) fn observed_as(&self, manifest: &Value) -> ObservedPod {

@@ -3,7 +3,7 @@
 
 use super::peer::{
     Call, DEADLINE, EMPTY, PLUGIN, Plugin, Report, Runtime, bytes, configuration, container, entry, error, event,
-    frame, integer, pod, registered, socket_path, started, state_change,
+    integer, pod, registered, socket_path, started, state_change,
 };
 use crate::support::background::Running;
 use detour_cni::agent::nri::{NriContainer, NriPod, NriStatus};
@@ -26,20 +26,6 @@ fn expected_container(id: &str) -> NriContainer {
         cgroups_path: "/kubepods/a/b".into(),
         pid: 4002,
     }
-}
-
-#[test]
-fn the_plugin_answers_configure_before_its_registration_is_answered() {
-    let (_directory, runtime, plugin) = started();
-    let mut peer = runtime.accept();
-    peer.expect_registration();
-    // Start, post-start, stop and remove.
-    assert_eq!(peer.call("Configure", &configuration(2000)), bytes(2, integer(2, 1632)));
-    peer.write(&frame(2, 1, 2, &[]));
-    assert_eq!(peer.call("Synchronize", &[]), EMPTY);
-    assert_eq!(plugin.next_call(), Call::Synchronize(vec![], vec![]));
-    let registered = NriStatus::Registered { runtime: "simulated".into(), version: "v1.2".into() };
-    assert_eq!(plugin.next(), Report::Status(registered));
 }
 
 #[test]
@@ -311,20 +297,4 @@ fn a_start_is_answered_after_one_second_if_the_receiver_of_the_reports_does_not_
     assert!(waited < 1_000_000, "{waited} µs");
     let closed = |report: &Report| matches!(report, Report::Status(NriStatus::Disconnected(cause)) if cause.contains("closed the connection"));
     assert!(!plugin.reports().iter().any(closed));
-}
-
-#[test]
-fn two_plugins_receive_each_start() {
-    let (_directory, path) = socket_path();
-    let mut runtime = Library::start(&path, 0, 0);
-    let plugins = [Plugin::start(&path), Plugin::start(&path)];
-    runtime.registered();
-    runtime.registered();
-    let (median, highest) = runtime.call("start a 500");
-    println!("500 starts with two plugins: median {median} µs, 99th percentile {highest} µs");
-    for plugin in &plugins {
-        let starts =
-            plugin.reports().into_iter().filter(|report| matches!(report, Report::Call(Call::Start(..)))).count();
-        assert_eq!(starts, 500);
-    }
 }

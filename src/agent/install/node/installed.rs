@@ -13,8 +13,7 @@ use crate::plugin::node::InstalledText;
 use crate::state::{ROOT, Store};
 use crate::sub_plugins::SubPlugin;
 use crate::trusted_file;
-use serde_json::json;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// The plugin's configuration as it is installed on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,15 +25,6 @@ pub struct Installed {
     pub for_every_pod: bool,
 }
 
-/// The texts of the installed configurations.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct InstalledTexts {
-    /// The files that exist.
-    pub texts: Vec<InstalledText>,
-    /// The files of the installation records that do not exist here.
-    pub missing: Vec<HostPath>,
-}
-
 impl NodeFiles {
     /// Returns the installed configurations, that of the cluster network first; none if the plugin is not
     /// installed.
@@ -42,7 +32,7 @@ impl NodeFiles {
     /// # Errors
     /// The installation record or a configuration can't be read or parsed.
     pub fn installed(&self) -> Result<Vec<Installed>, String> {
-        let mut texts = self.installed_texts()?.texts;
+        let mut texts = self.installed_texts()?.0;
         texts.sort_by_key(|found| !found.for_every_pod);
         texts.iter().map(|found| self.parsed(found)).collect()
     }
@@ -64,58 +54,40 @@ impl NodeFiles {
         Ok(Installed { conf, for_every_pod })
     }
 
-    /// Returns the texts of the installed configurations. In a configuration list, this is the entry of the installation's
-    /// type: Istio's CNI plugin can have an entry there too.
+    /// Returns the texts of the installed configurations, and the recorded files that do not exist. In a configuration list,
+    /// the text is the entry of the installation's type: Istio's CNI plugin can have an entry there too.
     ///
     /// # Errors
     /// The installation record or a configuration can't be read or parsed.
-    pub fn installed_texts(&self) -> Result<InstalledTexts, String> {
-        let mut found = InstalledTexts::default();
+    pub fn installed_texts(&self) -> Result<(Vec<InstalledText>, Vec<HostPath>), String> {
+        let (mut texts, mut missing) = (Vec::new(), Vec::new());
         let record = self.record().map_err(|error| error.to_string())?.unwrap_or_default();
         for (path, FileRecord { plugin, .. }) in record.files.iter().filter(|(_, file)| file.role.is_configuration()) {
             let file = self.file(path).map_err(|error| InstallError::file("read", path, &error).to_string())?;
             let Some(text) = file.and_then(|file| file.text) else {
-                found.missing.push(path.clone());
+                missing.push(path.clone());
                 continue;
             };
             let for_every_pod = plugin.is_some() || record.multus_chain.as_ref() == Some(&path.parent());
-            let text = plugin.as_ref().map_or(Ok(Some(text.clone())), |kind| only_entries(path, &text, kind))?;
-            found.texts.extend(text.map(|text| InstalledText { path: path.clone(), text, for_every_pod }));
+            let text = match plugin {
+                Some(kind) => {
+                    let list = ConfList::parse(&text).map_err(|error| format!("{path}: {error}"))?;
+                    list.only(kind).map(|list| list.text())
+                }
+                None => Some(text),
+            };
+            texts.extend(text.map(|text| InstalledText { path: path.clone(), text, for_every_pod }));
         }
-        Ok(found)
-    }
-}
-
-/// Returns a configuration list with only its entries of type `kind`; `None` if it has none.
-fn only_entries(path: &HostPath, text: &str, kind: &str) -> Result<Option<String>, String> {
-    let list = ConfList::parse(text).map_err(|error| format!("{path}: {error}"))?;
-    let entries: Vec<_> = list.entries(kind).collect();
-    let list = json!({"cniVersion": list.version(), "name": list.name(), "plugins": entries});
-    Ok((!entries.is_empty()).then(|| list.to_string()))
-}
-
-impl NodeFiles {
-    /// Whether one of `directories` has the program `name`; `None` if it is not found and one of the directories does
-    /// not exist here, as in a pod that mounts only some of them. The first is the installation's own directory, which
-    /// is created if it does not exist.
-    #[must_use]
-    pub fn has_program(&self, name: &str, directories: &[HostPath]) -> Option<bool> {
-        let is_file = |directory: &HostPath| self.root.reach(&directory.join(name)).is_ok_and(|path| path.is_file());
-        match directories.iter().any(is_file) {
-            true => Some(true),
-            false => directories.iter().skip(1).all(|directory| self.has(directory)).then_some(false),
-        }
+        Ok((texts, missing))
     }
 
-    /// Returns a warning for each program directory from which the plugin refuses to execute plugins.
-    pub(super) fn untrusted(&self, desired: &DesiredState) -> Vec<String> {
-        let directories: BTreeSet<_> = desired.programs().map(HostPath::parent).collect();
-        let warning = |directory: &HostPath| {
-            let why = self.untrusted_path(directory)?;
-            let problem = format!("{directory}: plugins in this directory are not executed: {why}");
-            Some(format!("{problem}; run on the node: chown -R root:root {directory}"))
-        };
-        directories.iter().filter_map(warning).collect()
+    /// Returns a warning if the plugin refuses to execute plugins from the directory of the program.
+    pub(super) fn untrusted(&self, desired: &DesiredState) -> Option<String> {
+        let directory = desired.programs().next()?.parent();
+        let why = self.untrusted_path(&directory)?;
+        Some(format!(
+            "{directory}: plugins in this directory are not executed: {why}; run on the node: chown -R root:root {directory}"
+        ))
     }
 
     /// Returns why another user than root can change an existing file or directory.
@@ -160,6 +132,7 @@ impl NodeFiles {
 mod tests {
     use super::*;
     use crate::host_path::HostRoot;
+    use serde_json::{Value, json};
     use std::fs;
 
     #[test]
@@ -178,15 +151,16 @@ mod tests {
             fs::write(directory.join(name), r#"{"name": "n", "type": "detour"}"#).expect("written");
         }
         fs::write(state.join("install.json"), record.to_string()).expect("written");
-        let found = NodeFiles::new(HostRoot::new(&directory)).installed_texts().expect("readable");
-        let entry = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"detour","log_level":"info"}]}"#;
-        let texts: Vec<_> = found.texts.iter().map(|it| (it.path.to_string(), &*it.text, it.for_every_pod)).collect();
-        let own = r#"{"name": "n", "type": "detour"}"#;
-        let wanted = [("/chain/own", own, true), ("/list", entry, true), ("/own", own, false)];
+        let (texts, missing) = NodeFiles::new(HostRoot::new(&directory)).installed_texts().expect("readable");
+        let entry = json!({"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "detour", "log_level": "info"}]});
+        let json = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+        let texts: Vec<_> = texts.iter().map(|it| (it.path.to_string(), json(&it.text), it.for_every_pod)).collect();
+        let own = || json!({"name": "n", "type": "detour"});
+        let wanted = [("/chain/own", own(), true), ("/list", entry, true), ("/own", own(), false)];
         assert_eq!(texts, wanted.map(|(path, text, every)| (path.to_owned(), text, every)));
         let installed = NodeFiles::new(HostRoot::new(&directory)).installed().expect("readable");
         assert_eq!(installed.iter().map(|it| it.for_every_pod).collect::<Vec<_>>(), [true, true, false]);
-        assert_eq!(found.missing.iter().map(ToString::to_string).collect::<Vec<_>>(), ["/missing"]);
+        assert_eq!(missing.iter().map(ToString::to_string).collect::<Vec<_>>(), ["/missing"]);
         fs::remove_dir_all(&directory).expect("removed");
     }
 }
