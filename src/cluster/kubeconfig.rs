@@ -99,7 +99,12 @@ impl<'a> Kubeconfig<'a> {
                 String::from_utf8_lossy(&trusted_file::read(Path::new(ca), MAX_FILE).unwrap_or_default()).into_owned();
             let is_usable = certificates(&pem).len() == pem.matches(BEGIN_CERTIFICATE).count();
             config.root_cert_file = is_usable.then(|| ca.into());
-            config.auth_info = self.user.clone();
+            // kube reads the token again, but accepts none with a line break at its end, which the kubelet does not write.
+            let token =
+                self.user.token_file.as_ref().and_then(|file| trusted_file::read(Path::new(file), MAX_TOKEN).ok());
+            if token.is_some_and(|token| token == token.trim_ascii()) {
+                config.auth_info = self.user.clone();
+            }
         }
         Ok(config)
     }
