@@ -50,7 +50,7 @@ pub(super) fn run_gc(conf: &NetConf) -> Result<(), Error> {
 /// As [`run`].
 pub(super) fn remove(store: &Store, attachment: &Attachment, netns: Option<&NetNs>) -> Result<(), Error> {
     match netns {
-        Some(netns) if is_of_another_pod(store, attachment, netns)? => {}
+        Some(netns) if SandboxRecord::is_of_another(store, attachment, netns)? => {}
         Some(netns) => match reconcile(store, attachment, netns, &Operation::Remove) {
             Err(error) if error.code == Code::State => tracing::warn!("{error}"),
             // The record is gone. A concurrent ADD may have written another one since, which describes its rules.
@@ -67,11 +67,5 @@ pub(super) fn remove(store: &Store, attachment: &Attachment, netns: Option<&NetN
 /// determined, the namespace is not touched.
 pub(super) fn is_late(attachment: &Attachment, netns: &Path) -> bool {
     let netns = NetNs::open(netns).ok().flatten();
-    netns.is_some_and(|netns| is_of_another_pod(&Store::new(ROOT), attachment, &netns).unwrap_or(true))
-}
-
-/// Returns whether a network namespace is not, or no longer, that of the attachment's pod.
-fn is_of_another_pod(store: &Store, attachment: &Attachment, netns: &NetNs) -> Result<bool, Error> {
-    let own = SandboxRecord::of_attachment(store, attachment)?.and_then(|record| record.netns_id);
-    SandboxRecord::is_of_another(store, &attachment.container_id, own, netns)
+    netns.is_some_and(|netns| SandboxRecord::is_of_another(&Store::new(ROOT), attachment, &netns).unwrap_or(true))
 }

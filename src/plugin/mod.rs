@@ -12,19 +12,18 @@ use crate::streams::Stdout;
 use crate::{logging, sub_plugins};
 use record::attachment;
 use serde_json::{Value, json};
+pub use status::{TargetNode, validate};
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::panic::PanicHookInfo;
 use std::path::PathBuf;
 use std::time::Instant;
 use std::{panic, process};
-pub use validate::{TargetNode, validate};
 
 mod add;
 mod check;
 mod del;
 pub mod evaluation;
-mod failure;
 mod inputs;
 pub mod netns_state;
 pub mod node;
@@ -34,7 +33,6 @@ mod reconcile;
 pub(crate) mod record;
 pub mod running;
 mod status;
-mod validate;
 
 /// Serves a call. `environment` reads a variable; `program` is the name under which the binary was started.
 ///
@@ -180,9 +178,6 @@ fn run_attachment(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
 /// Returns the executables in the chain of `conf` as a network.
 fn executables(conf: &NetConf) -> RunnableConfiguration {
     let plugins: Vec<Block> = sub_plugins::executables(&conf.chain).map(|(_, block)| block.clone()).collect();
-    if plugins.is_empty() {
-        return RunnableConfiguration::default();
-    }
     RunnableConfiguration {
         name: conf.name.clone(),
         cni_version: conf.cni_version.clone(),

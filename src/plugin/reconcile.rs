@@ -4,14 +4,14 @@
 //! before the rules are committed: if the process is killed in between, the next call knows which rules may be in the
 //! kernel, and completes or removes them.
 
-use super::failure::{Failure, is_owned, is_unsupported, refused};
 use super::inputs::SavedInputs;
 use super::netns_state::{
     FormatPreference, beside, choose_format, exclude_secondary_networks, ruleset, unrecorded_fixtures, warn_of_legacy,
 };
-use super::record::{AttachmentRecord, MAX_ATTACHMENTS, SandboxRecords, fixtures, since_boot};
+use super::probe::{Failure, is_owned, is_unsupported, refused};
+use super::record::{AttachmentRecord, SandboxRecords, fixtures, since_boot};
 use crate::cgroup;
-use crate::cni::{Code, Error, at_most};
+use crate::cni::{Code, Error};
 use crate::firewall::nfnetlink::{NfError, NfSocket};
 use crate::firewall::{self, CreatedTables, ForeignRedirection, LiveRuleset, Rejected, RuleFormat, Ruleset};
 use crate::netns::{self, Fixture, Fixtures, LockMode, NetNs, OwnFamilies};
@@ -223,8 +223,6 @@ impl Reconciler<'_> {
         // Existing rules can always be repaired, limited and removed.
         if self.adds() {
             let place = format_args!("{} and the other attachments of the pod", self.attachment);
-            // Concurrent ADDs see each other's records only under the lock.
-            at_most(MAX_ATTACHMENTS, "attachments", self.attachment, records.attachments.len())?;
             records.check_limits(place)?;
         }
         let desired = ruleset(&policy, records.ip6());

@@ -12,6 +12,7 @@ use crate::policy::{
 };
 use crate::state::{Attachment, Store, format};
 pub(super) use sandbox::{SandboxRecord, since_boot};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -64,10 +65,7 @@ impl AttachmentRecord {
     /// redirection is missing or unreadable, every netfilter chain of a redirection is attributed to it.
     pub(crate) fn recover(fields: &Map<String, Value>) -> Option<Self> {
         let policy = fields.get("policy")?.as_object()?;
-        let mut record: Self = format::parse_known_fields(fields);
-        if Policy::deserialize(&Value::Object(policy.clone())).ok().as_ref() != Some(&record.policy) {
-            record.policy = format::parse_known_fields(policy);
-        }
+        let mut record = Self { policy: format::parse_known_fields(policy), ..format::parse_known_fields(fields) };
         let interception = policy.get("interception");
         if interception.is_none_or(|found| Interception::deserialize(found).is_err()) {
             let settings = interception.and_then(Value::as_object);
@@ -144,7 +142,7 @@ impl SandboxRecords {
         removed: Option<&Attachment>,
     ) -> Result<Self, Error> {
         let mut records = Self::read_all(store, container_id, removed)?.of_netns(netns.id());
-        let found = SandboxRecord::read(store, container_id, netns.id());
+        let found = SandboxRecord::in_netns(store, container_id, netns.id())?;
         let is_recorded = found.is_some();
         records.sandbox = found.unwrap_or_default();
         for (_, record) in &records.attachments {
@@ -157,13 +155,9 @@ impl SandboxRecords {
     pub(super) fn read_all(store: &Store, container_id: &str, removed: Option<&Attachment>) -> Result<Self, Error> {
         let mut records = Self::default();
         for attachment in store.attachments_of(container_id)? {
-            let record = match store.read(&attachment) {
-                Err(error) if error.code == Code::State && removed == Some(&attachment) => {
-                    tracing::warn!("DEL removes what the readable part of a damaged record describes: {error}");
-                    let fields = store.read_part(&attachment).ok().flatten();
-                    fields.and_then(|fields| AttachmentRecord::recover(&fields))
-                }
-                other => other?,
+            let record = match removed == Some(&attachment) {
+                true => read_to_remove(store, &attachment, AttachmentRecord::recover)?,
+                false => store.read(&attachment)?,
             };
             records.attachments.extend(record.map(|record| (attachment, record)));
         }
@@ -196,8 +190,7 @@ impl SandboxRecords {
     pub(super) fn check_limits(&self, place: impl Display) -> Result<(), Error> {
         check_rules(&Policy::union_of(self.attachments.iter().map(|(_, record)| &record.policy)), &place)?;
         let size = |AttachmentRecord { policy, inputs, .. }: &AttachmentRecord| {
-            let exclusions = serde_json::to_vec(&policy.exclusions).map_or(0, |text| text.len());
-            exclusions + inputs.as_ref().map_or(0, SavedInputs::len)
+            serde_json::to_vec(&(&policy.exclusions, inputs)).map_or(0, |text| text.len())
         };
         let size = self.attachments.iter().map(|(_, record)| size(record)).sum();
         at_most(MAX_POLICY_BYTES, "bytes of saved policies", place, size)
@@ -326,6 +319,26 @@ impl FormatCounts {
 pub(super) fn check_rules(policy: &Policy, place: impl Display) -> Result<(), Error> {
     let place = format_args!("{place}: the redirection with all exclusions, for IPv4 and IPv6");
     at_most(MAX_RULES, "rules", place, max_rules(policy))
+}
+
+/// Reads a record to remove what it describes; of a damaged or newer record, what `recover` finds in the readable part.
+/// Returns `None` for a missing record and if nothing of it is readable.
+///
+/// # Errors
+/// The record can't be read now.
+pub(super) fn read_to_remove<T: DeserializeOwned>(
+    store: &Store,
+    attachment: &Attachment,
+    recover: impl FnOnce(&Map<String, Value>) -> Option<T>,
+) -> Result<Option<T>, Error> {
+    store.read(attachment).or_else(|error| {
+        if error.code != Code::State {
+            return Err(error);
+        }
+        tracing::warn!("DEL removes what the readable part of a damaged record describes: {error}");
+        let fields = store.read_part(attachment).ok().flatten();
+        Ok(fields.as_ref().and_then(recover))
+    })
 }
 
 /// Returns the attachment of a call.

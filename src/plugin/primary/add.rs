@@ -3,7 +3,7 @@
 //! undone and the saved state is removed.
 
 use super::invocation::{Invocation, PrimaryCall};
-use super::networks::require_ready;
+use super::networks::{networks_of, require_ready};
 use super::plan::{AddPlan, InProcessAttachment, rule_format, united};
 use super::saved_state::SavedState;
 use crate::cni::result::AddResult;
@@ -12,7 +12,7 @@ use crate::netns::{LockMode, NetNs, replace_default_routes};
 use crate::networks::{
     AddedNetwork, DefaultRouteChange, added_interface, move_default_route, moves_default_route, network_status,
 };
-use crate::plugin::evaluation::{LazyPod, desired_policies, evaluated_with};
+use crate::plugin::evaluation::{LazyPod, desired_policies, evaluated_with, is_injected};
 use crate::plugin::netns_state::FormatPreference;
 use crate::plugin::{add, netns_state};
 use crate::pod::Pod;
@@ -38,13 +38,13 @@ pub(super) fn run(call: &PrimaryCall<'_>) -> Result<Value, Error> {
     require_ready(call.primary, Some(call.primary.readiness_timeout))?;
     let pod = LazyPod::new(call.request, call.conf);
     let annotated = pod.with_annotations()?;
-    let mut plan = AddPlan::new(call, &pod, annotated)?;
+    let mut plan = AddPlan::of(call, networks_of(call, &pod, annotated)?, is_injected(call.conf).unwrap_or(true))?;
     // The facts are fetched before anything is changed.
     plan.evaluated.iter().try_for_each(|one| evaluated_with(&pod, &one.conf).map(drop))?;
     let (store, attachment) = (call.store(), call.attachment());
-    store.write(&attachment, &SavedState::new(&netns, plan.invocations.clone()))?;
+    store.write(&attachment, &SavedState { invocations: plan.invocations.clone() })?;
     let outcome = perform(call, &pod, &mut plan, &netns).and_then(|outcome| {
-        store.write(&attachment, &SavedState::new(&netns, plan.invocations.clone()))?;
+        store.write(&attachment, &SavedState { invocations: plan.invocations.clone() })?;
         Ok(outcome)
     });
     match outcome {
@@ -53,7 +53,7 @@ pub(super) fn run(call: &PrimaryCall<'_>) -> Result<Value, Error> {
             Ok(result)
         }
         Err(error) => {
-            let mut saved = SavedState::new(&netns, plan.invocations);
+            let mut saved = SavedState { invocations: plan.invocations };
             saved.invocations.retain(|invocation| invocation.result.is_some());
             // The runtime follows a failed ADD with a DEL, which retries what can't be undone now.
             let undone = call.remove(&saved, &[]).and_then(|()| store.remove(&attachment));
@@ -100,7 +100,11 @@ fn perform(
         }
         network_results.push(result);
     }
-    add_default_routes(&route_changes, netns)?;
+    if !route_changes.is_empty() {
+        netns.enter_to(LockMode::Change, LOCK_TIMEOUT, || {
+            route_changes.iter().try_for_each(|change| replace_default_routes(&change.interface, &change.gateways))
+        })?;
+    }
     let mut default_result = network_results.first().cloned().unwrap_or_default();
     let previous = default_result.to_json(&call.conf.cni_version)?;
     for InProcessAttachment { conf, .. } in &mut plan.evaluated {
@@ -120,7 +124,7 @@ fn perform(
 }
 
 /// Removes a network's own default routes right after its ADD, so that the next network's plugin can add one. Updates
-/// the network's result, because CHECK compares it with the routes. Returns the routes for [`add_default_routes`].
+/// the network's result, because CHECK compares it with the routes. Returns the routes for [`perform`].
 ///
 /// # Errors
 /// The kernel refuses the change.
@@ -136,19 +140,6 @@ fn remove_default_routes(
         .map_err(|error| invocation.about(error))?;
     invocation.set_result(result)?;
     Ok((!change.gateways.is_empty()).then_some(change))
-}
-
-/// Adds the default routes of network selections, after the ADD of all networks.
-///
-/// # Errors
-/// The kernel refuses the change.
-fn add_default_routes(changes: &[DefaultRouteChange], netns: &NetNs) -> Result<(), Error> {
-    if changes.is_empty() {
-        return Ok(());
-    }
-    netns.enter_to(LockMode::Change, LOCK_TIMEOUT, || {
-        changes.iter().try_for_each(|change| replace_default_routes(&change.interface, &change.gateways))
-    })
 }
 
 /// Writes the pod's network status and its Events, if `networkStatus` demands them. A failure is logged and does not

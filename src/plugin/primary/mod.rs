@@ -14,8 +14,9 @@ pub use plan::{InProcessAttachment, NetworkRunner, Preview, UNREAD, preview, uni
 use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, Request, ValidAttachment};
 use crate::delegate::{Call, Executables};
 use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration};
+use crate::plugin::record::{SandboxRecord, read_to_remove};
 use crate::plugin::{check, del, status};
-use crate::state::Attachment;
+use crate::state::{Attachment, ROOT, Store};
 use invocation::Invocation;
 use networks::require_ready;
 use plan::{AddPlan, runner};
@@ -64,7 +65,7 @@ fn check(call: &PrimaryCall<'_>) -> Result<(), Error> {
 /// The steps that failed. The saved state remains if `retryDeleteOnError` is set or if it can't be read now.
 fn del(call: &PrimaryCall<'_>) -> Result<(), Error> {
     let (store, attachment) = (call.store(), call.attachment());
-    let saved = SavedState::read_to_remove(&store, &attachment)?;
+    let saved = read_to_remove(&store, &attachment, SavedState::recover)?;
     let multus = if saved.is_none() { MultusRecord::read(call) } else { None };
     let removed = match (&saved, &multus) {
         (Some(saved), _) => call.remove(saved, &[]),
@@ -92,7 +93,7 @@ fn configured(call: &PrimaryCall<'_>) -> SavedState {
     let mut invocations: Vec<_> = networks.iter().enumerate().filter(runs).map(invocation).collect();
     let default = networks.first().map_or(request.ifname.as_str(), |network| network.interface.as_str());
     invocations.extend(Invocation::for_executables(&conf.name, default, conf, &request.args_text));
-    SavedState::without_netns(invocations)
+    SavedState { invocations }
 }
 
 /// GC: runs DEL for every saved pod sandbox that the runtime no longer has, then GC for the default network and for the
@@ -116,7 +117,7 @@ fn gc(call: &PrimaryCall<'_>) -> Result<(), Error> {
             let (container_id, ifname) = (attachment.container_id.clone(), ifname.clone());
             ValidAttachment { container_id, ifname }
         };
-        let saved = SavedState::read_to_remove(&call.store(), &attachment);
+        let saved = read_to_remove(&call.store(), &attachment, SavedState::recover);
         if valid.contains(&with_interface(&attachment.ifname)) {
             // Under each name that selected the network.
             let invocations = saved.ok().flatten().map(|saved| saved.invocations).unwrap_or_default();
@@ -144,12 +145,14 @@ fn common_default_network(call: &PrimaryCall<'_>) -> Result<Option<RunnableConfi
 /// Runs DEL for a pod sandbox that the runtime no longer has. Without readable saved state, the default network's own GC
 /// releases its addresses.
 fn remove_stale(call: &PrimaryCall<'_>, attachment: &Attachment, saved: Option<SavedState>) -> Result<(), Error> {
-    let Some(saved) = saved else { return call.store().remove(attachment) };
+    if saved.is_none() {
+        return call.store().remove(attachment);
+    }
     let request = Request {
         command: CniCommand::Del,
         container_id: attachment.container_id.clone(),
         ifname: attachment.ifname.clone(),
-        netns: saved.netns(),
+        netns: SandboxRecord::location_of(&Store::new(ROOT), attachment)?.map(|(path, _)| path),
         ..call.request.clone()
     };
     del(&PrimaryCall { request: &request, ..*call })?;

@@ -5,14 +5,14 @@
 //! pod is that of all attachments that run in this process, together with the node's own sub-plugins.
 
 use super::invocation::{Invocation, PrimaryCall};
-use super::networks::{auxiliary_networks, is_one_of, networks_of, pod_networks, runs_in_process};
+use super::networks::{auxiliary_networks, is_one_of, pod_networks, runs_in_process};
 use crate::cluster::Definitions;
 use crate::cni::{
     Block, CniCommand, Code, DefaultNetwork, Error, NetConf, NetworkName, Primary, RuleFormat, at_most,
     primary_in_attachment,
 };
 use crate::networks::{PodNetwork, PodNetworks};
-use crate::plugin::evaluation::{LazyPod, is_agent, is_injected};
+use crate::plugin::evaluation::is_agent;
 use crate::pod::{Pod, PodRef};
 use crate::policy::{Contradiction, Policy};
 use crate::sub_plugins::{self, SubPlugin, skip_reason};
@@ -33,14 +33,6 @@ pub(super) struct AddPlan {
 }
 
 impl AddPlan {
-    /// Plans the ADD of a pod. `annotated` is the pod with its annotations, if they are known.
-    ///
-    /// # Errors
-    /// A network selection, a definition or an executable is invalid or missing.
-    pub(super) fn new(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, annotated: Option<&Pod>) -> Result<Self, Error> {
-        Self::of(call, networks_of(call, pod, annotated)?, is_injected(call.conf).unwrap_or(true))
-    }
-
     /// Plans the ADD of a pod with these networks.
     ///
     /// # Errors
@@ -156,8 +148,10 @@ impl Preview {
         let mut attached: Vec<_> =
             here.map(|(network, _)| InProcessAttachment::of(conf, network)).collect::<Result<_, _>>()?;
         combine(conf, &mut attached, pod)?;
-        let evaluated = evaluated(conf, attached, may_have_sidecar);
-        Ok(Self { networks, evaluated, warnings: resolved.warnings })
+        if attached.is_empty() && may_have_sidecar && sub_plugins::wants(&conf.chain).pod {
+            attached.push(InProcessAttachment { name: conf.name.clone(), conf: conf.clone() });
+        }
+        Ok(Self { networks, evaluated: attached, warnings: resolved.warnings })
     }
 }
 
@@ -312,18 +306,6 @@ fn arguments(attached: &[&InProcessAttachment]) -> Result<Map<String, Value>, Er
         }
     }
     Ok(all.into_iter().map(|(key, (value, _))| (key.clone(), value.clone())).collect())
-}
-
-/// Returns the attachments whose policies apply to the pod: those that run in this process, or the node's own
-/// sub-plugins if there are none and the pod may have a sidecar.
-pub(super) fn evaluated(
-    node: &NetConf,
-    attached: Vec<InProcessAttachment>,
-    may_have_sidecar: bool,
-) -> Vec<InProcessAttachment> {
-    let applies_to_all_pods = attached.is_empty() && may_have_sidecar && sub_plugins::wants(&node.chain).pod;
-    let own = || vec![InProcessAttachment { name: node.name.clone(), conf: node.clone() }];
-    if applies_to_all_pods { own() } else { attached }
 }
 
 /// Returns the union of the policies of a pod's networks, which are given by name.

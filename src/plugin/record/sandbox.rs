@@ -35,17 +35,20 @@ impl SandboxRecord {
     /// The name of its file.
     const FILE: &str = ".sandbox";
 
-    /// Reads the record of a pod sandbox; `None` if it is missing, damaged, or of another network namespace.
-    pub(super) fn read(store: &Store, container_id: &str, netns: NetnsId) -> Option<Self> {
-        let found: Option<Self> = store.read_shared(container_id, Self::FILE).unwrap_or_else(|error| {
-            tracing::warn!("{error}");
-            None
-        });
-        found.filter(|found| found.netns_id == Some(netns))
+    /// Reads the record of a pod sandbox; `None` if it is missing or damaged.
+    ///
+    /// # Errors
+    /// The record can't be read now.
+    fn read(store: &Store, container_id: &str) -> Result<Option<Self>, Error> {
+        unless_damaged(store.read_shared(container_id, Self::FILE))
     }
 
-    fn read_any(store: &Store, container_id: &str) -> Result<Option<Self>, Error> {
-        unless_damaged(store.read_shared(container_id, Self::FILE))
+    /// Reads the record of a pod sandbox in this network namespace; `None` if it is missing, damaged, or of another one.
+    ///
+    /// # Errors
+    /// The record can't be read now.
+    pub(super) fn in_netns(store: &Store, container_id: &str, netns: NetnsId) -> Result<Option<Self>, Error> {
+        Ok(Self::read(store, container_id)?.filter(|found| found.netns_id == Some(netns)))
     }
 
     /// Writes the record of a pod sandbox.
@@ -64,7 +67,7 @@ impl SandboxRecord {
     pub(in crate::plugin) fn claim(store: &Store, container_id: &str, path: &Path, id: NetnsId) -> Result<(), Error> {
         let mut own = Self::default();
         own.set_netns(path, id);
-        if store.create_shared(container_id, Self::FILE, &own)? || Self::read(store, container_id, id).is_some() {
+        if store.create_shared(container_id, Self::FILE, &own)? || Self::in_netns(store, container_id, id)?.is_some() {
             return Ok(());
         }
         own.write(store, container_id)
@@ -102,7 +105,7 @@ impl SandboxRecord {
     ) -> Result<Option<(PathBuf, NetnsId)>, Error> {
         match Self::of_attachment(store, attachment)?.and_then(Self::location) {
             Some(found) => Ok(Some(found)),
-            None => Ok(Self::read_any(store, &attachment.container_id)?.and_then(Self::location)),
+            None => Ok(Self::read(store, &attachment.container_id)?.and_then(Self::location)),
         }
     }
 
@@ -112,7 +115,7 @@ impl SandboxRecord {
     /// # Errors
     /// A record can't be read now.
     pub(in crate::plugin) fn find(store: &Store, container_id: &str) -> Result<Option<Self>, Error> {
-        let mut newest = Self::read_any(store, container_id)?;
+        let mut newest = Self::read(store, container_id)?;
         if newest.is_none() {
             // Other programs may have files in the directory.
             for attachment in store.attachments_of(container_id).unwrap_or_default() {
@@ -147,24 +150,23 @@ impl SandboxRecord {
         Ok(newest.map(|(container_id, _)| container_id))
     }
 
-    /// Returns whether a call for the pod sandbox `container_id` comes so late that `netns` is the network namespace of
-    /// another one by now. `own_id` is the network namespace in its own record. A namespace belongs to the sandbox that
-    /// was added last, unless the path in that record does not lead to it: then the DEL of that sandbox never came.
+    /// Returns whether `netns` is not, or no longer, that of the attachment: a DEL may come so late that its path leads to the
+    /// network namespace of another pod sandbox. A namespace belongs to the sandbox that was added last, unless the path in
+    /// that record does not lead to it: then the DEL of that sandbox never came.
     ///
     /// # Errors
     /// As [`Self::all_of`].
     pub(in crate::plugin) fn is_of_another(
         store: &Store,
-        container_id: &str,
-        own_id: Option<NetnsId>,
+        attachment: &Attachment,
         netns: &NetNs,
     ) -> Result<bool, Error> {
-        if own_id.is_some_and(|own| own != netns.id()) {
+        if Self::location_of(store, attachment)?.is_some_and(|(_, own)| own != netns.id()) {
             return Ok(true);
         }
-        let all = Self::all_of(store, netns)?;
-        let own = all.iter().find(|(id, _)| id == container_id).map_or(0, |(_, own)| own.added_since_boot);
-        let mut others = all.iter().filter(|(id, _)| id != container_id);
+        let (all, is_own) = (Self::all_of(store, netns)?, |id: &String| *id == attachment.container_id);
+        let own = all.iter().find(|(id, _)| is_own(id)).map_or(0, |(_, own)| own.added_since_boot);
+        let mut others = all.iter().filter(|(id, _)| !is_own(id));
         Ok(others.any(|(_, other)| other.added_since_boot >= own && other.leads_to(netns)))
     }
 
@@ -209,7 +211,7 @@ mod tests {
         record.set_netns(netns.path(), netns.id());
         record.added_since_boot = 7;
         store.write(&attachment("other"), &record).expect("writable");
-        let is_of_another = || SandboxRecord::is_of_another(&store, "own", None, &netns).expect("readable");
+        let is_of_another = || SandboxRecord::is_of_another(&store, &attachment("own"), &netns).expect("readable");
         assert!(is_of_another(), "a record of 0.2.0");
         let claim = |sandbox, id| SandboxRecord::claim(&store, sandbox, netns.path(), id).expect("writable");
         claim("other", NetnsId { inode: 1, ..netns.id() });

@@ -1,26 +1,26 @@
 //! Running pods, for the node's agent: which pod sandbox with saved state is a pod's, its live state, and whether its
-//! network namespace is gone. Submodules repeat an ADD, exclude containers, and count connections. No CNI call uses this
+//! network namespace is gone, and how many connections bypass the sidecar. Submodules repeat an ADD, and exclude containers. No CNI call uses this
 //! module, and it does not use the cluster.
 
-mod bypassing;
 pub mod containers;
 mod repeated_add;
 
-pub use bypassing::bypassing;
 pub use repeated_add::{Repeated, RepeatedAdd};
 
-use crate::cni::{Code, Error};
-use crate::firewall::{AmbientRedirection, LiveRuleset};
+use crate::cni::{Code, DEFAULT_INTERFACE, Error};
+use crate::firewall::nfnetlink::{Connection, NfSocket};
+use crate::firewall::{AmbientRedirection, Arrival, Destination, LiveRuleset, Packet, RulesetView, Sender};
 use crate::host_path::{HostPath, HostRoot};
-use crate::netns::{NetnsId, listens};
+use crate::netns::{NetnsId, OpenConnection, listens, open_connections};
 use crate::plugin::check::differences;
 use crate::plugin::del::remove;
 use crate::plugin::inputs::AddInputs;
 use crate::plugin::netns_state::{self, NetnsState};
 use crate::plugin::record::{RecordPart, SandboxRecord, SandboxRecords};
 use crate::pod::{Pod, PodRef};
+use crate::policy::{InterceptionMode, Protocol, Redirect};
 use crate::state::{Attachment, ROOT, Store};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -29,6 +29,10 @@ use std::time::{Duration, SystemTime};
 const ZTUNNEL_PORTS: [u16; 3] = [15001, 15006, 15008];
 /// Files change within the resolution of the file system's clock: what may have changed since it was read is read again.
 const CLOCK_RESOLUTION: Duration = Duration::from_secs(1);
+
+/// The maximum number of connections that are compared with the exclusions, and so counted.
+const MAX_CONNECTIONS: usize = 1000;
+const TCP: u8 = 6;
 
 /// A pod sandbox with saved state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,19 +45,9 @@ pub struct Sandbox {
     added_since_boot: u64,
 }
 
-/// The pod sandboxes of the node.
+/// The pod sandboxes of the node by ID, each with the modification time of its directory, if every later change has another.
 #[derive(Debug, Default)]
-pub struct Sandboxes(BTreeMap<String, CachedSandbox>);
-
-/// What was read of one sandbox.
-#[derive(Debug)]
-struct CachedSandbox {
-    /// The modification time of its directory.
-    modified: Option<SystemTime>,
-    /// Whether a later change has another modification time.
-    is_settled: bool,
-    sandbox: Option<Sandbox>,
-}
+pub struct Sandboxes(BTreeMap<String, (Option<SystemTime>, Option<Sandbox>)>);
 
 /// Returns the pods whose saved policy has a guard, as NAMESPACE/NAME. A pod sandbox that can't be read is skipped.
 #[must_use]
@@ -79,8 +73,7 @@ impl Sandboxes {
         self.0.retain(|id, _| ids.contains(id));
         for id in ids {
             let modified = fs::metadata(Path::new(ROOT).join(&id)).and_then(|it| it.modified()).ok();
-            let is_settled = modified.and_then(|it| it.elapsed().ok()).is_some_and(|age| age > CLOCK_RESOLUTION);
-            if self.0.get(&id).is_some_and(|known| known.is_settled && known.modified == modified) {
+            if modified.is_some() && self.0.get(&id).is_some_and(|(known, _)| *known == modified) {
                 continue;
             }
             let sandbox = match Sandbox::read(&store, &id) {
@@ -90,7 +83,8 @@ impl Sandboxes {
                 }
                 other => other?,
             };
-            self.0.insert(id, CachedSandbox { modified, is_settled, sandbox });
+            let is_settled = |at: &SystemTime| at.elapsed().is_ok_and(|age| age > CLOCK_RESOLUTION);
+            self.0.insert(id, (modified.filter(is_settled), sandbox));
         }
         Ok(())
     }
@@ -103,7 +97,7 @@ impl Sandboxes {
             let named = &sandbox.pod;
             (&named.namespace, &named.name) == (&pod.namespace, &pod.name) && pod.matches(named)
         };
-        let of_pod = self.0.values().filter_map(|known| known.sandbox.as_ref()).filter(is_named);
+        let of_pod = self.0.values().filter_map(|(_, sandbox)| sandbox.as_ref()).filter(is_named);
         of_pod.filter(|sandbox| sandbox.is_present(root)).max_by_key(|sandbox| sandbox.added_since_boot)
     }
 }
@@ -123,9 +117,7 @@ impl Sandbox {
 
     /// Returns whether its network namespace may exist. One that is unknown or not visible in this mount namespace may.
     fn is_present(&self, root: &HostRoot) -> bool {
-        self.netns.as_ref().is_none_or(|(path, id)| {
-            netns_state::open_recorded(root, path, *id).is_ok_and(|netns| netns.is_some()) || !is_gone(root, path, *id)
-        })
+        self.netns.as_ref().is_none_or(|(path, id)| !is_gone(root, path, *id))
     }
 }
 
@@ -223,6 +215,9 @@ pub fn lacks_of_ambient(netns: &Path, timeout: Duration) -> Result<Option<String
 fn is_gone(root: &HostRoot, path: &Path, id: NetnsId) -> bool {
     let exists = |path: &HostPath| root.reach(path).and_then(|path| path.try_exists()).ok();
     let is_missing = |path: HostPath| exists(&path.parent()) == Some(true) && exists(&path) == Some(false);
+    if netns_state::open_recorded(root, path, id).is_ok_and(|netns| netns.is_some()) {
+        return false;
+    }
     match netns_state::open_on_node(root, path) {
         Ok(Some(netns)) => netns.id() != id,
         Ok(None) => path.starts_with(root.mount()) || HostPath::new(path).is_some_and(is_missing),
@@ -230,10 +225,73 @@ fn is_gone(root: &HostRoot, path: &Path, id: NetnsId) -> bool {
     }
 }
 
+// NAT decides at the first packet of a connection, so a connection that the kernel tracked without the rules keeps bypassing
+// the sidecar until it closes. Deleting its conntrack entry would not help: the kernel treats the next packet as a new
+// connection and redirects it (`nf_conntrack_tcp_loose`), the proxy does not know the connection, and both ends get a reset
+// (observed with 6.18).
+/// Counts the container's established TCP connections that are older than the rules and bypass the sidecar although its policy redirects them.
+/// Connections that are excluded by GID, by interface or by container are counted too: the kernel does not list these
+/// properties.
+///
+/// # Errors
+/// [`Code::TryAgain`]: another call locks the network namespace longer than `timeout`. The network namespace is gone,
+/// or its connections can't be listed or are too many.
+pub fn bypassing(container_id: &str, netns: &Path, timeout: Duration) -> Result<usize, Error> {
+    let (store, netns) = (Store::new(ROOT), netns_state::open_at(netns)?);
+    netns.enter(timeout, || {
+        let NetnsState { policy, rules, rule_format, .. } = NetnsState::read(&store, container_id, &netns)?;
+        let Some(redirect) = policy.redirect() else { return Ok(0) };
+        let open: HashMap<_, _> =
+            open_connections()?.into_iter().map(|open| ((open.local, open.remote), open)).collect();
+        let find = |c: &Connection| {
+            let outbound = open.get(&(c.source, c.destination)).map(|open| (open, true));
+            let found = outbound.or_else(|| open.get(&(c.destination, c.source)).map(|open| (open, false)));
+            found.filter(|(open, _)| may_be_redirected(redirect, open))
+        };
+        let is_tracked_without_rules = |c: &Connection| c.protocol == TCP && c.replies_from == c.destination;
+        let socket = NfSocket::open();
+        let tracked = socket
+            .and_then(|mut socket| socket.connections(|c| is_tracked_without_rules(c) && find(c).is_some()))
+            .map_err(|error| {
+                let msg = format!("can't read connection tracking: {}: {error}", netns.path().display());
+                Error::new(Code::KernelRefused, msg)
+            })?;
+        let view = RulesetView::desired(&rules, rule_format);
+        let found = tracked.iter().take(MAX_CONNECTIONS).filter_map(find);
+        Ok(found.filter(|(open, outbound)| is_redirected(&view, redirect, open, *outbound)).count())
+    })
+}
+
+/// Returns whether a redirection may apply to the connection: it is not the proxy's own, and not within the pod.
+fn may_be_redirected(redirect: &Redirect, open: &OpenConnection) -> bool {
+    let OpenConnection { local, remote, uid } = open;
+    !redirect.proxy_uid.contains(uid) && !remote.ip().is_loopback() && local.ip() != remote.ip()
+}
+
+/// Returns whether the rules redirect such a connection at its first packet.
+fn is_redirected(view: &RulesetView, redirect: &Redirect, open: &OpenConnection, outbound: bool) -> bool {
+    let OpenConnection { local, remote, uid } = *open;
+    // TPROXY uses no NAT: its connections look the same as bypassing ones.
+    let is_nat = outbound || redirect.inbound_interception_mode == InterceptionMode::Redirect;
+    if !is_nat || !may_be_redirected(redirect, open) {
+        return false;
+    }
+    let (sender, address) = match outbound {
+        true => (Sender::Process { uid, gid: None, set: None }, remote),
+        false => (Sender::Inbound(Some(remote.ip())), local),
+    };
+    let to = Destination { address, protocol: Protocol::Tcp };
+    let packet = Packet::first(sender, to, &[], DEFAULT_INTERFACE);
+    matches!(view.evaluate(packet).arrival, Arrival::Sidecar(_))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::firewall::RuleFormat;
     use crate::netns::NetNs;
+    use crate::policy::{Exclusion, IdRange, Interception, Policy, PortRange, Ports, Ranges, TrafficOwner};
+    use std::net::SocketAddr;
 
     /// Also if the node's file system is not mounted elsewhere.
     #[test]
@@ -249,5 +307,72 @@ mod tests {
         // The mount point remains as a file, or another network namespace has the path.
         assert!(!is_present("/proc/thread-self/status", id));
         assert!(!is_present("/proc/thread-self/ns/net", NetnsId { inode: id.inode + 1, ..id }));
+    }
+
+    fn policy(change: impl FnOnce(&mut Redirect)) -> Policy {
+        let mut redirect = Redirect::default();
+        change(&mut redirect);
+        let excluded = Exclusion {
+            owner: TrafficOwner::Uid(IdRange { first: 10, last: 20 }),
+            destination: None,
+            protocol: None,
+            ports: Vec::new(),
+        };
+        Policy {
+            interception: Interception::On(Box::new(redirect)),
+            exclusions: [excluded].into(),
+            ..Policy::default()
+        }
+    }
+
+    fn end(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn excluded_connections_are_not_counted() {
+        let plain = || policy(|_| {});
+        let narrow = || {
+            policy(|r| {
+                r.outbound_ip_ranges_include = Ranges::List(vec!["192.0.2.0/24".parse().expect("a range")]);
+                r.outbound_ip_ranges_exclude = Ranges::List(vec!["192.0.2.128/25".parse().expect("a range")]);
+                r.inbound_ports_include = Ports::List(vec![PortRange::one(80)]);
+            })
+        };
+        let pod = "10.0.0.2:8080";
+        let rows = [
+            (plain(), pod, "192.0.2.9:443", 0, true, true),
+            (plain(), "[fd00::2]:9", "[2001:db8::1]:443", 0, true, true),
+            (plain(), pod, "192.0.2.9:443", 1337, true, false),
+            (plain(), pod, "192.0.2.9:443", 15, true, false),
+            (plain(), pod, "192.0.2.9:15020", 0, true, false),
+            (plain(), pod, "127.0.0.1:443", 0, true, false),
+            (plain(), pod, "10.0.0.2:443", 0, true, false),
+            (plain(), pod, "192.0.2.9:4000", 15, false, true),
+            (plain(), "10.0.0.2:15021", "192.0.2.9:4000", 0, false, false),
+            (plain(), "10.0.0.2:15008", "192.0.2.9:4000", 0, false, false),
+            (
+                policy(|r| r.inbound_interception_mode = InterceptionMode::Tproxy),
+                pod,
+                "192.0.2.9:4000",
+                0,
+                false,
+                false,
+            ),
+            (narrow(), pod, "192.0.2.9:443", 0, true, true),
+            (narrow(), pod, "192.0.2.200:443", 0, true, false),
+            (narrow(), pod, "198.51.100.1:443", 0, true, false),
+            (narrow(), pod, "192.0.2.9:4000", 0, false, false),
+            (narrow(), "10.0.0.2:80", "192.0.2.9:4000", 0, false, true),
+            (Policy::default(), pod, "192.0.2.9:443", 0, true, false),
+        ];
+        for (policy, local, remote, uid, outbound, expected) in rows {
+            let open = OpenConnection { local: end(local), remote: end(remote), uid };
+            let redirect = policy.redirect().cloned().unwrap_or_default();
+            for format in [RuleFormat::Iptables, RuleFormat::Nftables] {
+                let view = RulesetView::of_policy(&policy, format);
+                assert_eq!(is_redirected(&view, &redirect, &open, outbound), expected, "{open:?} {outbound}");
+            }
+        }
     }
 }

@@ -59,15 +59,6 @@ pub struct Repeated {
     pub netns: PathBuf,
 }
 
-/// What the records mean now.
-struct Evaluated {
-    /// The records with the policies of an ADD now.
-    records: SandboxRecords,
-    /// Why requests count as absent.
-    absent: Vec<Error>,
-    unguarded: bool,
-}
-
 impl RepeatedAdd<'_> {
     /// Repeats the ADD in a pod sandbox (`CNI_CONTAINERID`): all attachments in one transaction. Waits only shortly for
     /// another call in the network namespace.
@@ -77,41 +68,37 @@ impl RepeatedAdd<'_> {
     /// configuration is invalid, or the kernel refuses the rules. The old rules and the old saved state remain.
     pub fn run(&self, container_id: &str) -> Result<Repeated, Error> {
         let (store, root) = (Store::new(ROOT), HostRoot::new(self.root));
-        let gone = || Error::new(Code::NoAdd, format!("pod sandbox {container_id}: no saved state"));
         // The ID becomes part of a path.
-        if !is_identifier(container_id) {
-            return Err(gone());
-        }
-        let records = SandboxRecords::read_all(&store, container_id, None)?;
+        let is_id = is_identifier(container_id);
+        let records =
+            if is_id { SandboxRecords::read_all(&store, container_id, None)? } else { SandboxRecords::default() };
         if records.attachments.is_empty() {
-            return Err(gone());
+            return Err(Error::new(Code::NoAdd, format!("pod sandbox {container_id}: no saved state")));
         }
         let netns = self.netns_of(&store, &root, container_id)?;
         let records = records.of_netns(netns.id());
-        let Evaluated { records: desired, absent, unguarded } = self.evaluate(&root, &records)?;
+        if records.attachments.is_empty() {
+            return Err(not_found(netns.path()));
+        }
+        let mut repeated = Repeated { netns: netns.path().to_owned(), ..Repeated::default() };
+        let mut desired = self.desired(&root, &records, &mut repeated)?.attachments;
         let before = records.policy()?;
         let is_interrupted = records.attachments.iter().any(|(_, record)| record.previous_policy.is_some());
         // An attachment that never had rules needs none.
-        let mut desired = desired.attachments;
         desired.retain(|(_, record)| record.netns_id.is_some() || !record.policy.is_empty());
         let is_changed = desired.iter().any(|(attachment, record)| records.get(attachment) != Some(record));
         drop(records);
         let changed: Vec<_> = desired.into_iter().map(|(attachment, record)| (attachment, record.policy)).collect();
-        let mut repeated = Repeated { absent, unguarded, netns: netns.path().to_owned(), ..Repeated::default() };
-        let first = changed.first().map(|(attachment, _)| attachment.clone());
-        let after = match first {
-            Some(first) if self.restores || is_changed || is_interrupted => {
-                netns_state::refuse_own(netns.path())?;
-                match reconcile(&store, &first, &netns, &Operation::Repeat(changed))? {
-                    Some(committed) => {
-                        (repeated.has_committed, repeated.rejected) = (committed.changes > 0, committed.rejected);
-                        committed.policy
-                    }
-                    None => before.clone(),
-                }
+        let mut after = before.clone();
+        if let Some(first) = changed.first().map(|(attachment, _)| attachment.clone())
+            && (self.restores || is_changed || is_interrupted)
+        {
+            netns_state::refuse_own(netns.path())?;
+            if let Some(committed) = reconcile(&store, &first, &netns, &Operation::Repeat(changed))? {
+                (repeated.has_committed, repeated.rejected) = (committed.changes > 0, committed.rejected);
+                after = committed.policy;
             }
-            _ => before.clone(),
-        };
+        }
         repeated.change = changes(&before, &after);
         (repeated.has_rules, repeated.is_redirected) = (!after.is_empty(), after.redirect().is_some());
         Ok(repeated)
@@ -127,59 +114,74 @@ impl RepeatedAdd<'_> {
             (None, Some((path, id))) => netns_state::open_recorded(root, path, *id)?,
             (None, None) => None,
         };
-        netns.ok_or_else(|| {
-            let path = location.map_or_else(PathBuf::new, |(path, _)| path);
-            let msg =
-                format!("network namespace {}: gone, replaced, or not visible in this mount namespace", path.display());
-            Error::new(Code::InvalidNetns, msg)
-        })
+        netns.ok_or_else(|| not_found(location.as_ref().map_or(Path::new(""), |(path, _)| path)))
     }
 
-    /// Evaluates all records with the facts.
-    fn evaluate(&self, root: &HostRoot, records: &SandboxRecords) -> Result<Evaluated, Error> {
-        let recorded = || Evaluated { records: records.clone(), absent: Vec::new(), unguarded: false };
-        let Some(facts) = self.facts else { return Ok(recorded()) };
-        let about = |error: Error| error.of_pod(&facts.pod.namespace, &facts.pod.name);
-        let (group_file, node) = (root.find(&HostPath::root().join(GROUP_FILE)), node_configuration(root));
-        let evaluate = |with_requests| {
-            let mut evaluated = recorded();
-            for (attachment, record) in &mut evaluated.records.attachments {
-                let Some(inputs) = record.inputs.as_ref().and_then(AddInputs::read) else { continue };
-                let of_network = |conf: &&&NetConf| conf.name == attachment.network && conf.primary.is_none();
-                let node = NodeInputs {
-                    installed: self.installed.iter().find(of_network).copied(),
-                    configuration: node.as_ref(),
-                    network: &attachment.network,
-                    group_file: &group_file,
-                };
-                let output = inputs.evaluate(facts, &node, &record.policy, with_requests).map_err(about)?;
-                record.policy = record.policy.repeated(&output.policy);
-                evaluated.absent.extend(output.absent.into_iter().map(about));
-                evaluated.unguarded |= output.unguarded;
-            }
-            capture_alike(&mut evaluated.records);
-            Ok::<_, Error>(evaluated)
-        };
-        let mut evaluated = evaluate(true)?;
+    /// Returns the records with the policies of an ADD now.
+    fn desired(
+        &self,
+        root: &HostRoot,
+        records: &SandboxRecords,
+        repeated: &mut Repeated,
+    ) -> Result<SandboxRecords, Error> {
+        let Some(facts) = self.facts else { return Ok(records.clone()) };
+        let mut desired = self.evaluate(root, facts, records, Some(repeated))?;
         let check = |records: &SandboxRecords| {
             records.check_limits(format_args!("pod {}/{}", facts.pod.namespace, facts.pod.name))
         };
         // Existing rules can always be restored.
-        if let Err(error) = check(&evaluated.records)
-            && evaluated.records != *records
+        if let Err(error) = check(&desired)
+            && desired != *records
         {
-            evaluated.records = evaluate(false)?.records;
-            evaluated.absent.push(error);
-            if let Err(error) = check(&evaluated.records) {
+            repeated.absent.push(error);
+            desired = self.evaluate(root, facts, records, None)?;
+            if let Err(error) = check(&desired) {
                 // Bypasses that are no longer permitted end, also if the others can't be added.
-                for ((_, new), (_, own)) in evaluated.records.attachments.iter_mut().zip(&records.attachments) {
+                for ((_, new), (_, own)) in desired.attachments.iter_mut().zip(&records.attachments) {
                     new.policy = own.policy.limited_to(&new.policy);
                 }
-                evaluated.absent.push(error);
+                repeated.absent.push(error);
             }
         }
-        Ok(evaluated)
+        Ok(desired)
     }
+
+    /// Evaluates all records with the facts; without `reports`, all requests count as absent.
+    fn evaluate(
+        &self,
+        root: &HostRoot,
+        facts: &Facts,
+        records: &SandboxRecords,
+        mut reports: Option<&mut Repeated>,
+    ) -> Result<SandboxRecords, Error> {
+        let about = |error: Error| error.of_pod(&facts.pod.namespace, &facts.pod.name);
+        let (group_file, node) = (root.find(&HostPath::root().join(GROUP_FILE)), node_configuration(root));
+        let mut desired = records.clone();
+        for (attachment, record) in &mut desired.attachments {
+            let Some(inputs) = record.inputs.as_ref().and_then(AddInputs::read) else { continue };
+            let of_network = |conf: &&&NetConf| conf.name == attachment.network && conf.primary.is_none();
+            let node = NodeInputs {
+                installed: self.installed.iter().find(of_network).copied(),
+                configuration: node.as_ref(),
+                network: &attachment.network,
+                group_file: &group_file,
+            };
+            let output = inputs.evaluate(facts, &node, &record.policy, reports.is_some()).map_err(about)?;
+            record.policy = record.policy.repeated(&output.policy);
+            if let Some(reports) = &mut reports {
+                reports.absent.extend(output.absent.into_iter().map(about));
+                reports.unguarded |= output.unguarded;
+            }
+        }
+        capture_alike(&mut desired);
+        Ok(desired)
+    }
+}
+
+/// Returns the error for a network namespace that is not the one of the records.
+fn not_found(netns: &Path) -> Error {
+    let msg = format!("network namespace {}: gone, replaced, or not visible in this mount namespace", netns.display());
+    Error::new(Code::InvalidNetns, msg)
 }
 
 /// Makes all redirections capture secondary networks if one does: a pod has one redirection, and only some of its
