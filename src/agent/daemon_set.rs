@@ -23,22 +23,15 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 pub struct DaemonSet {
     account: Api,
     object: ObjectRef,
-    /// The last state that the watch reported.
-    observed: watch::Sender<ObservedDaemonSet>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ObservedDaemonSet {
-    Unknown,
-    Exists,
-    Deleted,
+    /// Whether the watch has reported that it was deleted.
+    is_deleted: watch::Sender<bool>,
 }
 
 impl DaemonSet {
     /// Creates a handle for the DaemonSet `object`, which `account` reads.
     #[must_use]
     pub fn new(account: Api, object: ObjectRef) -> Self {
-        Self { account, object, observed: watch::Sender::new(ObservedDaemonSet::Unknown) }
+        Self { account, object, is_deleted: watch::Sender::new(false) }
     }
 
     /// Starts the task that watches the DaemonSet.
@@ -75,15 +68,14 @@ impl DaemonSet {
             Err(error) => error,
         };
         let left = ANSWER_TIMEOUT.saturating_sub(started.elapsed());
-        let mut observed = self.observed.subscribe();
-        let deleted = timeout(left, observed.wait_for(|observed| *observed == ObservedDaemonSet::Deleted)).await;
+        let mut is_deleted = self.is_deleted.subscribe();
+        let deleted = timeout(left, is_deleted.wait_for(|is_deleted| *is_deleted)).await;
         deleted.map(|_| true).map_err(|_| error.to_string())
     }
 
     fn observe(&self, exists: bool) {
-        let now = if exists { ObservedDaemonSet::Exists } else { ObservedDaemonSet::Deleted };
-        let before = self.observed.send_replace(now);
-        if before != now && now == ObservedDaemonSet::Deleted {
+        let was_deleted = self.is_deleted.send_replace(!exists);
+        if !exists && !was_deleted {
             tracing::warn!(
                 "DaemonSet {} was deleted: the agent removes the plugin from the node when it ends",
                 self.object

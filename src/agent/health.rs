@@ -18,7 +18,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{JoinSet, spawn_local};
+use tokio::sync::Semaphore;
+use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
 /// The limit of connections; further ones wait in the kernel.
@@ -102,23 +103,14 @@ impl Health {
         rustix::net::listen(&listener, BACKLOG)?;
         let bound = listener.local_addr()?;
         let (listener, health) = (TcpListener::from_std(listener)?, self.clone());
-        spawn_local(async move { health.answer_all(&listener, &metrics).await });
+        spawn_local(async move {
+            let answer = |(stream, _)| {
+                let (health, metrics) = (health.clone(), metrics.clone());
+                async move { health.answer(stream, &metrics).await }
+            };
+            accept_all(&Arc::new(Semaphore::new(MAX_CONNECTIONS)), async || listener.accept().await, answer).await;
+        });
         Ok(bound)
-    }
-
-    async fn answer_all(&self, listener: &TcpListener, metrics: &Metrics) {
-        let mut connections = Connections::new(MAX_CONNECTIONS);
-        loop {
-            connections.room().await;
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let (health, metrics) = (self.clone(), metrics.clone());
-                    connections.serve(async move { health.answer(stream, &metrics).await });
-                }
-                // Usually the limit of descriptors, of which some are closed soon.
-                Err(_) => sleep(ACCEPT_RETRY_DELAY).await,
-            }
-        }
     }
 
     /// Answers one request without reading its body.
@@ -166,50 +158,41 @@ impl Health {
     }
 }
 
-/// The open connections of a server, each with a timeout of its own.
-#[derive(Debug)]
-pub(super) struct Connections {
-    limit: usize,
-    open: JoinSet<()>,
-}
-
-impl Connections {
-    /// Creates a set of `limit` connections at most.
-    pub(super) fn new(limit: usize) -> Self {
-        Self { limit, open: JoinSet::new() }
-    }
-
-    /// Waits until another connection can be served.
-    pub(super) async fn room(&mut self) {
-        while self.open.try_join_next().is_some() {}
-        while self.open.len() >= self.limit {
-            self.open.join_next().await;
+/// Accepts connections and handles as many at a time as `limit` allows, until the future is dropped.
+pub(super) async fn accept_all<S, F: Future<Output = ()> + 'static>(
+    limit: &Arc<Semaphore>,
+    accept: impl AsyncFn() -> io::Result<S>,
+    handle: impl Fn(S) -> F,
+) {
+    // Fails only if the semaphore is closed.
+    while let Ok(connection) = Arc::clone(limit).acquire_owned().await {
+        match accept().await {
+            Ok(stream) => {
+                let work = handle(stream);
+                spawn_local(async move {
+                    work.await;
+                    drop(connection);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "can't accept a connection");
+                // Usually the limit of descriptors, of which some are closed soon.
+                sleep(ACCEPT_RETRY_DELAY).await;
+            }
         }
-    }
-
-    /// Serves a connection.
-    pub(super) fn serve(&mut self, work: impl Future<Output = ()> + 'static) {
-        self.open.spawn_local(work);
-    }
-
-    /// Waits for all connections.
-    pub(super) async fn finish(&mut self) {
-        while self.open.join_next().await.is_some() {}
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::runtime::run_tasks;
+    use crate::agent::run_tasks;
     use std::future::pending;
     use std::io::{ErrorKind, Read, Write};
     use std::net::TcpStream;
     use std::sync::mpsc::channel;
     use std::thread;
     use std::time::Duration;
-    use tokio::sync::oneshot;
-    use tokio::task::LocalSet;
     use tokio::time::timeout;
 
     /// Longer than any answer takes on a loaded machine. One connection after another would take minutes.
@@ -221,7 +204,7 @@ mod tests {
         // It runs until the process ends.
         thread::spawn(move || {
             run_tasks(async {
-                let health = Health::new(SharedFacts::new());
+                let health = Health::new(SharedFacts::default());
                 health.report(None, Duration::from_secs(600));
                 let bound = health.serve((Ipv4Addr::LOCALHOST, 0).into(), Metrics::default());
                 sender.send(bound.expect("bound")).expect("the test waits");
@@ -313,7 +296,7 @@ mod tests {
 
     #[test]
     fn the_agent_is_alive_until_an_iteration_is_overdue_and_ready_without_an_obstacle() {
-        let health = Health::new(SharedFacts::new());
+        let health = Health::new(SharedFacts::default());
         let now = Instant::now();
         let code = |path: &str, at: Instant| health.status(path, at).0.as_u16();
         assert_eq!((code("/healthz", now), code("/readyz", now)), (200, 503));
@@ -328,23 +311,9 @@ mod tests {
     #[tokio::test]
     async fn the_watchdog_ends_a_stuck_agent() {
         let interval = Duration::from_millis(20);
-        let health = Health::new(SharedFacts::new());
+        let health = Health::new(SharedFacts::default());
         timeout(10 * interval, health.stuck(interval)).await.expect_err("it is alive");
         health.state.lock().expect("unpoisoned").alive_until = Instant::now();
         timeout(DEADLINE, health.stuck(interval)).await.expect("it is stuck");
-    }
-
-    #[tokio::test]
-    async fn connections_beyond_the_limit_wait() {
-        let beyond_the_limit = async {
-            let mut connections = Connections::new(2);
-            let (end, ended) = oneshot::channel::<()>();
-            connections.serve(async move { drop(ended.await) });
-            connections.serve(pending());
-            assert!(timeout(Duration::from_millis(20), connections.room()).await.is_err());
-            drop(end);
-            timeout(DEADLINE, connections.room()).await.expect("one has ended");
-        };
-        LocalSet::new().run_until(beyond_the_limit).await;
     }
 }

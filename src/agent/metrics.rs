@@ -10,207 +10,133 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry, Unit};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The media type of [`Metrics::text`] (OpenMetrics 1.0, "Protocol Negotiation").
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-type Labels<const N: usize> = [(&'static str, &'static str); N];
-type Counters<const N: usize> = Family<Labels<N>, Counter>;
-type Histograms<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
+/// The counters and gauges: the name without the prefix `detour_` and, for a counter, without the suffix `_total`, and what
+/// it counts.
+const COUNTERS: [(&str, &str); 10] = [
+    ("plugin_calls", "Plugin calls reported to the agent, by verb, outcome and reason of a failure"),
+    ("api_fallbacks", "Requests sent to the API server because the agent's cache could not answer, by reason"),
+    ("drift", "Pods found with rules that differ from the desired rules"),
+    ("repairs", "Attempts to repair a pod, by type and result"),
+    ("repair_queue_overflows", "Passes over pods that were more than a minute late"),
+    ("look_failures", "Failures to read the rules of a pod, by reason"),
+    ("installs", "Installations and repairs of the plugin on the node, by result"),
+    ("container_starts", "Starts of excluded containers, by result"),
+    ("policy_changes", "Changes of the policies of running pods, by result"),
+    ("guard_rejected", "Packets that the guards of running pods rejected, by direction"),
+];
+const GAUGES: [(&str, &str); 9] = [
+    ("install_ready", "1 if the plugin is installed and ready on the node, else 0"),
+    ("configuration_rejected", "1 if the newest configuration is rejected and an earlier one is in use, else 0"),
+    ("plugin_token_renewal_failed", "1 if the API server grants the plugin no new token, else 0"),
+    ("facts", "Objects in the agent's cache, by kind"),
+    ("facts_too_large", "Objects of which the agent's cache has only the names because they are too large, by kind"),
+    ("watch_synced", "1 if the agent's watch of a kind is synchronized, else 0; absent if the kind is not watched"),
+    (
+        "nri_registered",
+        "1 if the container runtime reports containers to the agent, 0 if not; absent without --nri-socket",
+    ),
+    (
+        "multus_chain_invalid_files",
+        "Files of other tools because of which Multus skips its auxiliary chain; absent without --multus-chain",
+    ),
+    ("pods", "Pods of the mesh on the node, by the state of their policy"),
+];
+
+type Label = (&'static str, &'static str);
+/// Time series by their labels, in the order in which they are exported.
+type Series<M> = Family<Vec<Label>, M>;
 
 /// The counters, gauges and histograms of one agent. Clones share their values.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     registry: Arc<Registry>,
-    calls: Counters<3>,
-    call_seconds: Histograms<1>,
-    fallbacks: Counters<1>,
-    pub(super) drift: Counter,
-    repairs: Counters<2>,
-    pub(super) overflows: Counter,
-    look_failures: Counters<1>,
-    pub(super) ready: Gauge,
-    pub(super) rejected: Gauge,
-    pub(super) token_renewal_failed: Gauge,
-    installs: Counters<1>,
-    facts: Family<Labels<1>, Gauge>,
-    too_large: Family<Labels<1>, Gauge>,
-    watch_synced: Family<Labels<1>, Gauge>,
-    nri_registered: Family<Labels<0>, Gauge>,
-    multus_chain: Family<Labels<0>, Gauge>,
-    container_starts: Counters<1>,
-    nri_seconds: Histograms<0>,
-    policy_changes: Counters<1>,
-    guard_rejected: Counters<1>,
-    pods: Family<Labels<1>, Gauge>,
+    counters: Arc<BTreeMap<&'static str, Series<Counter>>>,
+    gauges: Arc<BTreeMap<&'static str, Series<Gauge>>>,
+    call_seconds: Series<Histogram>,
+    nri_seconds: Series<Histogram>,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("detour");
         registry.register("build", "Version of the agent", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
-        let calls = "Plugin calls reported to the agent, by verb, outcome and reason of a failure";
-        let fallbacks = "Requests sent to the API server because the agent's cache could not answer, by reason";
-        let too_large = "Objects of which the agent's cache has only the names because they are too large, by kind";
-        let synced = "1 if the agent's watch of a kind is synchronized, else 0; absent if the kind is not watched";
-        let rejected = "1 if the newest configuration is rejected and an earlier one is in use, else 0";
-        let registered =
-            "1 if the container runtime reports containers to the agent, 0 if not; absent without --nri-socket";
-        let chain =
-            "Files of other tools because of which Multus skips its auxiliary chain; absent without --multus-chain";
-        let waited = "How long the container runtime waited for the agent when it started a container";
-        let add = &mut registry;
-        let policy_changes: Counters<1> =
-            metric(add, "policy_changes", "Changes of the policies of running pods, by result");
+        let counters = COUNTERS.map(|(name, help)| (name, series(&mut registry, name, help)));
+        let gauges = GAUGES.map(|(name, help)| (name, series(&mut registry, name, help)));
+        // From 5 ms, an ADD without requests, to 20 s, twice the default timeout for facts.
+        let call_seconds = Series::new_with_constructor(|| Histogram::new(exponential_buckets(0.005, 2.0, 13)));
+        // From 125 µs to 512 ms. Few starts wait longer: at most 1 s in total for each pod sandbox.
+        let nri_seconds = Series::new_with_constructor(|| Histogram::new(exponential_buckets(0.000_125, 2.0, 13)));
+        for (name, help, seconds) in [
+            ("plugin_call_duration", "Duration of plugin calls", &call_seconds),
+            ("nri", "How long the container runtime waited for the agent when it started a container", &nri_seconds),
+        ] {
+            registry.register_with_unit(name, help, Unit::Seconds, Series::clone(seconds));
+        }
+        let (counters, gauges) = (Arc::new(counters.into()), Arc::new(gauges.into()));
+        let metrics = Self { registry: Arc::new(registry), counters, gauges, call_seconds, nri_seconds };
+        // Alerts need the increase of a series from its first event on.
+        ["drift", "repair_queue_overflows"].iter().for_each(|name| metrics.add(name, [], 0));
         for result in ["applied", "rejected", "failed"] {
-            let _: Counter = policy_changes.get_or_create_owned(&[("result", result)]);
+            metrics.add("policy_changes", [("result", result)], 0);
         }
-        let guarded = "Packets that the guards of running pods rejected, by direction";
-        let guard_rejected: Counters<1> = metric(add, "guard_rejected", guarded);
         for direction in ["outbound", "inbound"] {
-            let _: Counter = guard_rejected.get_or_create_owned(&[("direction", direction)]);
+            metrics.add("guard_rejected", [("direction", direction)], 0);
         }
-        Self {
-            calls: metric(add, "plugin_calls", calls),
-            call_seconds: seconds(add, "plugin_call_duration", "Duration of plugin calls", call_buckets),
-            fallbacks: metric(add, "api_fallbacks", fallbacks),
-            facts: metric(add, "facts", "Objects in the agent's cache, by kind"),
-            too_large: metric(add, "facts_too_large", too_large),
-            watch_synced: metric(add, "watch_synced", synced),
-            drift: metric(add, "drift", "Pods found with rules that differ from the desired rules"),
-            repairs: metric(add, "repairs", "Attempts to repair a pod, by type and result"),
-            overflows: metric(add, "repair_queue_overflows", "Passes over pods that were more than a minute late"),
-            look_failures: metric(add, "look_failures", "Failures to read the rules of a pod, by reason"),
-            ready: metric(add, "install_ready", "1 if the plugin is installed and ready on the node, else 0"),
-            rejected: metric(add, "configuration_rejected", rejected),
-            token_renewal_failed: metric(
-                add,
-                "plugin_token_renewal_failed",
-                "1 if the API server grants the plugin no new token, else 0",
-            ),
-            installs: metric(add, "installs", "Installations and repairs of the plugin on the node, by result"),
-            nri_registered: metric(add, "nri_registered", registered),
-            multus_chain: metric(add, "multus_chain_invalid_files", chain),
-            container_starts: metric(add, "container_starts", "Starts of excluded containers, by result"),
-            nri_seconds: seconds(add, "nri", waited, start_buckets),
-            policy_changes,
-            guard_rejected,
-            pods: metric(add, "pods", "Pods of the mesh on the node, by the state of their policy"),
-            registry: Arc::new(registry),
-        }
+        GAUGES[..3].iter().for_each(|(name, _)| metrics.set(name, [], 0));
+        metrics
     }
 }
 
-fn metric<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
-    let metric = M::default();
-    registry.register(name, help, metric.clone());
-    metric
-}
-
-fn seconds<const N: usize>(
-    registry: &mut Registry,
-    name: &str,
-    help: &str,
-    buckets: fn() -> Histogram,
-) -> Histograms<N> {
-    let family = Histograms::new_with_constructor(buckets);
-    registry.register_with_unit(name, help, Unit::Seconds, family.clone());
-    family
-}
-
-/// Buckets from 5 ms, an ADD without requests, to 20 s, twice the default timeout for facts.
-fn call_buckets() -> Histogram {
-    Histogram::new(exponential_buckets(0.005, 2.0, 13))
-}
-
-/// Buckets from 125 µs to 512 ms. Few starts wait longer: at most 1 s in total for each pod sandbox.
-fn start_buckets() -> Histogram {
-    Histogram::new(exponential_buckets(0.000_125, 2.0, 13))
+fn series<M: Default + Clone>(registry: &mut Registry, name: &str, help: &str) -> Series<M>
+where
+    Series<M>: Metric,
+{
+    let series = Series::new_with_constructor(M::default as fn() -> M);
+    registry.register(name, help, series.clone());
+    series
 }
 
 impl Metrics {
+    /// Counts an event.
+    pub fn count<const N: usize>(&self, name: &str, labels: [Label; N]) {
+        self.add(name, labels, 1);
+    }
+
+    /// Counts several events.
+    pub(super) fn add<const N: usize>(&self, name: &str, labels: [Label; N], count: u64) {
+        self.counters[name].get_or_create(&labels.into()).inc_by(count);
+    }
+
+    /// Sets a gauge.
+    pub fn set<const N: usize>(&self, name: &str, labels: [Label; N], number: impl TryInto<i64>) {
+        self.gauges[name].get_or_create(&labels.into()).set(number.try_into().unwrap_or(i64::MAX));
+    }
+
     /// Counts a plugin call by verb ([`CniCommand::name`]), outcome and the reason of a failure ([`Code::name`]), which
     /// is empty otherwise.
     ///
     /// [`CniCommand::name`]: crate::cni::CniCommand::name
     /// [`Code::name`]: crate::cni::Code::name
     pub fn call(&self, verb: &'static str, outcome: &'static str, reason: &'static str, seconds: f64) {
-        self.calls.get_or_create(&[("verb", verb), ("outcome", outcome), ("reason", reason)]).inc();
-        self.call_seconds.get_or_create(&[("verb", verb)]).observe(seconds);
-    }
-
-    /// Counts a request that went to the API server instead of the cache.
-    pub fn api_fallback(&self, reason: &'static str) {
-        self.fallbacks.get_or_create(&[("reason", reason)]).inc();
-    }
-
-    /// Counts an attempt to repair a pod.
-    pub fn repair(&self, kind: &'static str, result: &'static str) {
-        self.repairs.get_or_create(&[("type", kind), ("result", result)]).inc();
-    }
-
-    /// Counts a failure to read a pod's rules, by the name of its code ([`Code::name`]).
-    ///
-    /// [`Code::name`]: crate::cni::Code::name
-    pub fn look_failure(&self, reason: &'static str) {
-        self.look_failures.get_or_create(&[("reason", reason)]).inc();
-    }
-
-    /// Counts an installation.
-    pub fn install(&self, result: &'static str) {
-        self.installs.get_or_create(&[("result", result)]).inc();
-    }
-
-    /// Sets the number of objects of a kind, and how many of them are too large for the cache.
-    pub fn facts(&self, kind: &'static str, (count, too_large): (usize, usize)) {
-        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        self.facts.get_or_create(&[("kind", kind)]).set(number(count));
-        self.too_large.get_or_create(&[("kind", kind)]).set(number(too_large));
-    }
-
-    /// Sets whether the watch of a kind is synchronized.
-    pub fn watch_synced(&self, kind: &'static str, synced: bool) {
-        self.watch_synced.get_or_create(&[("kind", kind)]).set(synced.into());
-    }
-
-    /// Sets whether the container runtime reports containers to the agent.
-    pub fn nri_registered(&self, registered: bool) {
-        self.nri_registered.get_or_create(&[]).set(registered.into());
-    }
-
-    /// Sets the number of invalid files in Multus's auxiliary chain.
-    pub fn multus_chain(&self, invalid_files: usize) {
-        self.multus_chain.get_or_create(&[]).set(i64::try_from(invalid_files).unwrap_or(i64::MAX));
-    }
-
-    /// Counts the start of an excluded container.
-    pub fn container_start(&self, result: &'static str) {
-        self.container_starts.get_or_create(&[("result", result)]).inc();
+        self.count("plugin_calls", [("verb", verb), ("outcome", outcome), ("reason", reason)]);
+        self.call_seconds.get_or_create(&vec![("verb", verb)]).observe(seconds);
     }
 
     /// Records how long the container runtime waited at the start of a container.
-    pub fn nri_request(&self, duration: Duration) {
-        self.nri_seconds.get_or_create(&[]).observe(duration.as_secs_f64());
-    }
-
-    /// Counts a change of a running pod's policy.
-    pub fn policy_change(&self, result: &'static str) {
-        self.policy_changes.get_or_create(&[("result", result)]).inc();
-    }
-
-    /// Counts packets that the guard of a pod rejected.
-    pub fn rejected_by_guard(&self, outbound: u64, inbound: u64) {
-        for (direction, count) in [("outbound", outbound), ("inbound", inbound)] {
-            self.guard_rejected.get_or_create(&[("direction", direction)]).inc_by(count);
-        }
+    pub fn runtime_waited(&self, seconds: f64) {
+        self.nri_seconds.get_or_create(&Vec::new()).observe(seconds);
     }
 
     /// Sets the numbers of pods: current, with rejected requests, failed, without rules, outside of the ambient mesh.
     pub fn pods(&self, counts: [u32; 5]) {
         for (state, count) in Finding::NAMES.into_iter().zip(counts) {
-            self.pods.get_or_create(&[("policy", state)]).set(count.into());
+            self.set("pods", [("policy", state)], count);
         }
     }
 
@@ -284,22 +210,23 @@ mod tests {
     #[test]
     fn every_other_metric_is_exported_under_its_name() {
         let metrics = Metrics::default();
-        metrics.api_fallback("unknown");
-        metrics.drift.inc();
-        metrics.repair("repair", "done");
-        metrics.overflows.inc();
-        metrics.look_failure(Code::ForeignRules.name());
-        metrics.ready.set(1);
-        metrics.install("done");
-        metrics.token_renewal_failed.set(1);
-        metrics.facts("pods", (500, 0));
-        metrics.facts("pods", (499, 2));
-        metrics.nri_registered(true);
-        metrics.container_start("excluded");
-        metrics.nri_request(Duration::from_millis(3));
-        metrics.policy_change("applied");
+        metrics.count("api_fallbacks", [("reason", "unknown")]);
+        metrics.count("drift", []);
+        metrics.count("repairs", [("type", "repair"), ("result", "done")]);
+        metrics.count("repair_queue_overflows", []);
+        metrics.count("look_failures", [("reason", Code::ForeignRules.name())]);
+        metrics.set("install_ready", [], 1);
+        metrics.count("installs", [("result", "done")]);
+        metrics.set("plugin_token_renewal_failed", [], 1);
+        metrics.set("facts", [("kind", "pods")], 500);
+        metrics.set("facts", [("kind", "pods")], 499);
+        metrics.set("facts_too_large", [("kind", "pods")], 2);
+        metrics.set("nri_registered", [], true);
+        metrics.count("container_starts", [("result", "excluded")]);
+        metrics.runtime_waited(0.003);
+        metrics.count("policy_changes", [("result", "applied")]);
         metrics.pods([0, 7, 0, 0, 0]);
-        metrics.rejected_by_guard(3, 0);
+        metrics.add("guard_rejected", [("direction", "outbound")], 3);
         let samples = samples(&metrics);
         for (series, value) in [
             (r#"detour_api_fallbacks_total{reason="unknown"}"#, 1.0),
@@ -322,7 +249,7 @@ mod tests {
         ] {
             assert_eq!(samples.get(series), Some(&value), "{series}");
         }
-        metrics.ready.set(0);
+        metrics.set("install_ready", [], 0);
         assert!(metrics.text().contains("detour_install_ready 0\n"));
     }
 }

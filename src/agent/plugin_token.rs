@@ -77,7 +77,7 @@ async fn renew(account: Api, of: ObjectRef, metrics: Metrics, granted: watch::Se
     let mut backoff = Backoff::new(shortest, longest);
     loop {
         let result = account.token(&of, LIFETIME).await.map_err(|error| error.to_string());
-        metrics.token_renewal_failed.set(result.is_err().into());
+        metrics.set("plugin_token_renewal_failed", [], result.is_err());
         let before = granted.borrow().clone();
         let pause = match &result {
             Ok(token) => {

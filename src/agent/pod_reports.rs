@@ -5,10 +5,8 @@ use super::token_bucket::TokenBucket;
 use crate::cluster::{Api, Event};
 use crate::cni::{Code, Error};
 use crate::pod::PodRef;
-use futures_util::future::LocalBoxFuture;
-use std::collections::{BTreeMap, VecDeque};
-use std::future::pending;
-use std::mem::replace;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::task::spawn_local;
@@ -32,32 +30,52 @@ type Report = (PodRef, Event);
 
 /// The Events of the node's pods. The task ends with the last clone.
 #[derive(Debug, Clone)]
-pub struct PodReports(Option<mpsc::Sender<Report>>);
+pub struct PodReports(Option<Arc<Queue>>);
+
+/// The Events that wait for the task. While the API server does not answer, no pod takes the room of all others.
+#[derive(Debug)]
+struct Queue {
+    rates: Mutex<Rates>,
+    sender: mpsc::Sender<Report>,
+}
 
 impl PodReports {
     /// Starts the task; without an account, Events are dropped.
     #[must_use]
     pub fn start(account: Option<Api>) -> Self {
-        let Some(account) = account else { return Self::none() };
-        let (sender, reports) = mpsc::channel(MAX_WAITING);
+        let Some(account) = account else { return Self(None) };
+        let (queue, reports) = Self::queue();
         let write = move |(pod, event): Report| {
             let account = account.clone();
             async move { account.tell(&pod, &event).await }
         };
         spawn_local(write_all(reports, write, RETRY_DELAY));
-        Self(Some(sender))
+        queue
     }
 
-    /// Returns reports that are dropped.
-    pub(super) const fn none() -> Self {
-        Self(None)
+    /// Returns reports that the receiver gets.
+    pub(super) fn queue() -> (Self, mpsc::Receiver<Report>) {
+        let (sender, reports) = mpsc::channel(MAX_WAITING);
+        (Self(Some(Arc::new(Queue { rates: Mutex::default(), sender }))), reports)
     }
 
-    /// Adds an Event without waiting. The task drops it if its pod or namespace has too many.
+    /// Logs an Event and adds it.
+    pub(super) fn report(&self, pod: &PodRef, event: Event) {
+        let name = format!("{}/{}", pod.namespace, pod.name);
+        if event.warning {
+            tracing::warn!(pod = name, "{}", event.message);
+        } else {
+            tracing::info!(pod = name, "{}", event.message);
+        }
+        self.event(pod, event);
+    }
+
+    /// Adds an Event without waiting. It is dropped if its pod or namespace has too many.
     pub(super) fn event(&self, pod: &PodRef, event: Event) {
-        if let Some(sender) = &self.0 {
-            // The task receives at once; it never waits for the API server.
-            let _ = sender.try_send((pod.clone(), event));
+        let Some(Queue { rates, sender }) = self.0.as_deref() else { return };
+        let has_room = rates.lock().unwrap_or_else(PoisonError::into_inner).take(pod, Instant::now());
+        if !has_room || sender.try_send((pod.clone(), event)).is_err() {
+            tracing::debug!("Event dropped: too many of pod {}/{} or its namespace", pod.namespace, pod.name);
         }
     }
 }
@@ -68,52 +86,21 @@ async fn write_all<F: Future<Output = Result<(), Error>>>(
     write: impl Fn(Report) -> F,
     retry_delay: Duration,
 ) {
-    let (mut rates, mut waiting, mut logged) = (Rates::default(), VecDeque::new(), None);
-    let mut running: Option<LocalBoxFuture<'_, Result<(), Error>>> = None;
-    let mut has_dropped = false;
-    loop {
-        let written = async {
-            match &mut running {
-                Some(running) => running.await,
-                None => pending().await,
+    let mut logged = None;
+    while let Some(report) = reports.recv().await {
+        loop {
+            let error = write(report.clone()).await.err();
+            log(error.as_ref(), &mut logged);
+            if error.is_none_or(|error| error.code != Code::TryAgain) {
+                break;
             }
-        };
-        tokio::select! {
-            report = reports.recv() => match report {
-                None => return,
-                Some(report) if waiting.len() < MAX_WAITING && rates.take(&report.0, Instant::now()) => {
-                    waiting.push_back(report);
-                }
-                Some((pod, event)) => {
-                    if !replace(&mut has_dropped, true) {
-                        let PodRef { namespace, name, .. } = pod;
-                        tracing::warn!("Events dropped: too many of pod {namespace}/{name} or its namespace, such as {}", event.reason);
-                    }
-                }
-            },
-            result = written => {
-                running = None;
-                let error = result.err();
-                log(error.as_ref(), &mut logged);
-                if error.is_none_or(|error| error.code != Code::TryAgain) {
-                    waiting.pop_front();
-                    has_dropped &= !waiting.is_empty();
-                }
-            }
-        }
-        if let (None, Some(report)) = (&running, waiting.front()) {
-            let write = write(report.clone());
-            let pause = if logged == Some(Code::TryAgain) { retry_delay } else { Duration::ZERO };
-            running = Some(Box::pin(async move {
-                sleep(pause).await;
-                write.await
-            }));
+            sleep(retry_delay).await;
         }
     }
 }
 
 /// The rates of pods and namespaces that have had Events.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Rates {
     pods: BTreeMap<(String, String), TokenBucket>,
     namespaces: BTreeMap<String, TokenBucket>,
@@ -158,7 +145,6 @@ fn log(error: Option<&Error>, logged: &mut Option<Code>) {
 mod tests {
     use super::*;
     use std::future::ready;
-    use std::sync::{Arc, Mutex};
 
     fn report(namespace: &str, name: &str, reason: &str) -> Report {
         let pod = PodRef { namespace: namespace.into(), name: name.into(), uid: Some("u".into()) };
@@ -171,7 +157,7 @@ mod tests {
         let attempts = Arc::new(Mutex::new(Vec::new()));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("an event loop");
         runtime.block_on(async {
-            let (sender, received) = mpsc::channel(MAX_WAITING);
+            let (queue, received) = PodReports::queue();
             let (done, mut ended) = mpsc::channel(1);
             let (own, last) = (Arc::clone(&attempts), last.to_owned());
             let write = move |(pod, _): Report| {
@@ -182,8 +168,8 @@ mod tests {
                 }
                 ready(answer(attempts.len()))
             };
-            for report in reports {
-                sender.try_send(report).expect("room");
+            for (pod, event) in reports {
+                queue.event(&pod, event);
             }
             tokio::select! {
                 () = write_all(received, write, Duration::from_millis(1)) => {}

@@ -2,7 +2,6 @@
 
 mod installer;
 mod iteration;
-mod messages;
 
 use super::daemon_set::DaemonSet;
 use super::facts::SharedFacts;
@@ -11,12 +10,11 @@ use super::metrics::Metrics;
 use super::pod_reports::PodReports;
 use super::services::{RunningServices, Services};
 use super::watch::EndSignals;
-use crate::cluster::{Api, Event};
+use crate::cluster::Api;
 use crate::pod::PodRef;
 use clap::ValueEnum;
 use installer::{Installer, Role, STANDBY_INTERVAL};
-use iteration::{Iteration, Stability};
-use messages::LastLogged;
+use iteration::{LastLogged, Stability};
 use std::net::SocketAddr;
 use std::process;
 use std::time::{Duration, Instant};
@@ -66,7 +64,7 @@ pub struct Job {
 pub async fn run(job: Job) -> Result<(), String> {
     // Before any thread is started, because a thread inherits the signal mask.
     let signals = EndSignals::new().map_err(|error| format!("can't wait for signals: {error}"))?;
-    let facts = SharedFacts::new();
+    let facts = SharedFacts::default();
     let health = Health::new(facts.clone());
     if let Some(address) = job.health_address {
         let bound = health
@@ -112,12 +110,12 @@ pub async fn run(job: Job) -> Result<(), String> {
             services.report(iteration.taint_decision(&readiness));
         }
         iteration.count(&job.metrics, &readiness);
-        job.metrics.rejected.set(rejected.is_some().into());
+        job.metrics.set("configuration_rejected", [], rejected.is_some());
         let rejected = rejected.map(|reason| format!("{reason}; the last accepted configuration stays in use"));
         // The plugin works with the earlier configuration: /readyz fails, but the taint stays off.
         health.report(readiness.obstacle().or_else(|| rejected.clone()), delay);
         logged.rejected(rejected.as_deref());
-        let event = installation_event(rejected.as_deref(), &iteration);
+        let event = iteration.event(rejected.as_deref());
         if let (Some(pod), Some(event)) = (&job.own_pod, event.as_ref().filter(|_| event != last_event)) {
             reports.event(pod, event.clone());
         }
@@ -148,20 +146,6 @@ async fn stop(running: Option<RunningServices>) {
     if let Some(services) = running {
         services.stop().await;
     }
-}
-
-/// Returns the Event for a rejected configuration, for another reason that prevents the installation, or for Multus's
-/// auxiliary chain that Multus skips.
-fn installation_event(rejected: Option<&str>, iteration: &Iteration) -> Option<Event> {
-    let (reason, message) = match (rejected, iteration) {
-        (Some(message), _) => ("DetourConfigurationRejected", message),
-        (None, Iteration::Failed(message) | Iteration::Occupied(message) | Iteration::Lacks(message)) => {
-            ("DetourNotInstalled", message.as_str())
-        }
-        (None, Iteration::ChainSkipped(message)) => ("DetourChainSkipped", message.as_str()),
-        (None, _) => return None,
-    };
-    Some(Event { warning: true, reason: reason.into(), message: message.to_owned() })
 }
 
 /// Ends the process as a failed liveness probe would; the kubelet restarts the container.

@@ -3,20 +3,19 @@
 
 use super::containers::ExcludedContainers;
 use super::facts::{Answers, SharedFacts};
-use super::health::Connections;
 use super::install::NodeFiles;
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
-use super::pods::{PodReconciler, PodSettings, PodSignals, RepairMode};
+use super::pods::{PodReconciler, PodSettings, RepairMode};
 use super::socket;
-use super::taint::{Taint, TaintController};
+use super::taint::TaintController;
 use crate::cluster::Api;
 use crate::cluster::agent::PoliciesReport;
 use crate::host_path::HostPath;
 use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::timeout;
 
@@ -85,11 +84,10 @@ impl Services {
         if self.pods.uses_saved_state() {
             let (account, reports) = (self.account.clone(), reports.clone());
             let pods = PodReconciler::new(self.pods, node.clone(), account, reports, metrics.clone());
-            pods.start(facts.clone(), policies, PodSignals { leads: is_leading, damaged });
+            spawn_local(pods.run(facts.clone(), policies, is_leading, damaged));
         }
-        let taint =
-            |key: &String| Taint { key: key.clone(), node: self.node_name.clone(), account: self.account.clone() };
-        let taint = self.taint.as_ref().map(|key| taint(key).start());
+        let start = |key| TaintController::start(self.account.clone(), self.node_name.clone(), key);
+        let taint = self.taint.clone().map(start);
         Ok(RunningServices { end, task, leads, taint })
     }
 
@@ -100,10 +98,10 @@ impl Services {
         answers: Answers,
         ended: oneshot::Receiver<()>,
     ) {
-        let mut connections = Connections::new(socket::MAX_CONNECTIONS);
+        let connections = Arc::new(Semaphore::new(socket::MAX_CONNECTIONS as usize));
         let serve = async {
             match socket {
-                Some(socket) => socket::serve(&socket, &answers, &mut connections, leads).await,
+                Some(socket) => socket::serve(&socket, &answers, &connections, leads).await,
                 None => pending().await,
             }
         };
@@ -114,7 +112,7 @@ impl Services {
             () = serve => {}
         }
         // Every request is answered.
-        let _ = timeout(socket::TRANSFER_TIMEOUT, connections.finish()).await;
+        let _ = timeout(socket::TRANSFER_TIMEOUT, connections.acquire_many(socket::MAX_CONNECTIONS)).await;
     }
 }
 

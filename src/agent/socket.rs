@@ -1,8 +1,8 @@
 //! The Unix socket for the plugin's requests. Only root can connect to it, the later of two agents owns it, and slow or
 //! malformed clients do not delay others.
 
-use super::facts::Answers;
-use super::health::Connections;
+use super::facts::{Answers, record};
+use super::health::accept_all;
 use crate::cluster::agent::{AgentAnswer, AgentRequest, Hello, MAX_REQUEST, RequestKind};
 use crate::trusted_file::{FileId, create_directories};
 use serde::Serialize;
@@ -11,23 +11,22 @@ use std::future::pending;
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// The limit of connections; further ones wait in the kernel.
-pub(super) const MAX_CONNECTIONS: usize = 64;
+pub(super) const MAX_CONNECTIONS: u32 = 64;
 /// The timeout for receiving a request and for sending an answer.
 pub(super) const TRANSFER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The timeout for an answer, if the plugin would wait longer.
 const MAX_ANSWER_TIME: Duration = Duration::from_secs(30);
 /// The interval of the checks that the socket still exists.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// The pause after a connection that could not be accepted.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// A socket of this process.
 struct BoundSocket {
@@ -42,37 +41,29 @@ struct BoundSocket {
 pub(super) async fn serve(
     path: &Path,
     answers: &Answers,
-    connections: &mut Connections,
+    connections: &Arc<Semaphore>,
     mut leads: watch::Receiver<bool>,
 ) {
     if leads.wait_for(|leads| *leads).await.is_err() {
         // The agent ends.
         return pending().await;
     }
-    let (mut bound, mut logged) = (None::<BoundSocket>, String::new());
-    let mut check = interval(CHECK_INTERVAL);
-    check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut logged = String::new();
     loop {
-        tokio::select! {
-            _ = check.tick() => {}
-            stream = accept(bound.as_ref(), connections) => {
-                let answers = answers.clone();
-                connections.serve(async move {
-                    if let Err(error) = handle(stream, &answers).await {
-                        tracing::debug!(%error, "request from the plugin failed");
-                    }
-                });
-                continue;
-            }
-        }
-        if bound.as_ref().is_some_and(BoundSocket::is_in_place) {
-            continue;
-        }
         match bind(path) {
-            Ok(fresh) => {
+            Ok(bound) => {
                 tracing::info!(socket = %path.display(), "serving the plugin's requests");
                 logged.clear();
-                bound = Some(fresh);
+                let replaced = async {
+                    while bound.is_in_place() {
+                        sleep(CHECK_INTERVAL).await;
+                    }
+                };
+                let accept = async || bound.listener.accept().await;
+                tokio::select! {
+                    () = replaced => {}
+                    () = accept_all(connections, accept, |(stream, _)| handle(stream, answers.clone())) => {}
+                }
             }
             Err(error) => {
                 let error = error.to_string();
@@ -83,22 +74,7 @@ pub(super) async fn serve(
                     );
                     logged = error;
                 }
-            }
-        }
-    }
-}
-
-/// Returns the next connection as soon as it can be served. Without a socket, it waits until the future is dropped.
-async fn accept(bound: Option<&BoundSocket>, connections: &mut Connections) -> UnixStream {
-    let Some(BoundSocket { listener, .. }) = bound else { return pending().await };
-    connections.room().await;
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return stream,
-            Err(error) => {
-                tracing::warn!(%error, "can't accept a connection on the agent socket");
-                // Usually the limit of descriptors, of which some are closed soon.
-                sleep(ACCEPT_RETRY_DELAY).await;
+                sleep(CHECK_INTERVAL).await;
             }
         }
     }
@@ -161,8 +137,14 @@ pub(super) fn identity(path: &Path) -> io::Result<FileId> {
     Ok(FileId::of(&fs::symlink_metadata(path)?))
 }
 
+async fn handle(stream: UnixStream, answers: Answers) {
+    if let Err(error) = answer(stream, &answers).await {
+        tracing::debug!(%error, "request from the plugin failed");
+    }
+}
+
 /// Reads one request and answers it.
-async fn handle(mut stream: UnixStream, answers: &Answers) -> io::Result<()> {
+async fn answer(mut stream: UnixStream, answers: &Answers) -> io::Result<()> {
     let uid = stream.peer_cred()?.uid();
     if uid != 0 {
         tracing::warn!(uid, "rejected a request: only root may use the agent socket");
@@ -181,7 +163,7 @@ async fn handle(mut stream: UnixStream, answers: &Answers) -> io::Result<()> {
     });
     drop(line);
     if let RequestKind::Called(report) = &request.ask {
-        answers.record(report);
+        record(report, &answers.metrics);
         return Ok(());
     }
     send(&mut stream, &Hello::own()).await?;

@@ -17,14 +17,13 @@ const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from
 const END_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A taint of a node.
-#[derive(Debug, Clone)]
-pub struct Taint {
+struct Taint {
     /// The key, for example `cni.istio.io/not-ready`.
-    pub key: String,
+    key: String,
     /// The name of the node.
-    pub node: String,
+    node: String,
     /// The account that changes the node.
-    pub account: Api,
+    account: Api,
 }
 
 /// A handle of the task that adds and removes the taint.
@@ -36,13 +35,6 @@ pub struct TaintController {
 }
 
 impl Taint {
-    /// Starts the task. The node does not change until the first call of [`TaintController::set_ready`].
-    #[must_use]
-    pub fn start(self) -> TaintController {
-        let (desired, updates) = watch::channel(None);
-        TaintController { desired, task: spawn_local(self.run(updates)) }
-    }
-
     /// Runs until the controller is dropped and its last state is applied.
     async fn run(self, mut updates: watch::Receiver<Option<bool>>) {
         let (mut backoff, mut logged) = (BACKOFF, String::new());
@@ -87,6 +79,13 @@ impl Taint {
 }
 
 impl TaintController {
+    /// Starts the task for a taint of `node`. The node does not change until the first call of [`Self::set_ready`].
+    #[must_use]
+    pub fn start(account: Api, node: String, key: String) -> Self {
+        let (desired, updates) = watch::channel(None);
+        Self { desired, task: spawn_local(Taint { key, node, account }.run(updates)) }
+    }
+
     /// Sets whether the plugin is ready: the taint is removed then, and added otherwise.
     pub fn set_ready(&self, is_ready: bool) {
         self.desired.send_if_modified(|desired| desired.replace(!is_ready) != Some(!is_ready));

@@ -57,16 +57,17 @@ fn promtool(name: &str, arguments: &[&str], files: &[(&str, &str)]) {
 fn exported() -> BTreeMap<String, BTreeSet<String>> {
     let metrics = Metrics::default();
     metrics.call("ADD", "done", "", 0.1);
-    metrics.api_fallback("a");
-    metrics.repair("a", "a");
-    metrics.look_failure("a");
-    metrics.install("a");
-    metrics.facts("a", (1, 0));
-    metrics.watch_synced("a", true);
-    metrics.nri_registered(true);
-    metrics.container_start("a");
-    metrics.nri_request(std::time::Duration::ZERO);
-    metrics.policy_change("a");
+    metrics.count("api_fallbacks", [("reason", "a")]);
+    metrics.count("repairs", [("type", "a"), ("result", "a")]);
+    metrics.count("look_failures", [("reason", "a")]);
+    metrics.count("installs", [("result", "a")]);
+    metrics.set("facts", [("kind", "a")], 1);
+    metrics.set("facts_too_large", [("kind", "a")], 0);
+    metrics.set("watch_synced", [("kind", "a")], true);
+    metrics.set("nri_registered", [], true);
+    metrics.count("container_starts", [("result", "a")]);
+    metrics.runtime_waited(0.0);
+    metrics.count("policy_changes", [("result", "a")]);
     metrics.pods([1; 5]);
     let text = metrics.text();
     let mut exported = BTreeMap::<String, BTreeSet<String>>::new();

@@ -1,16 +1,25 @@
-//! The state of a pod sandbox: its containers as the runtime reports them, and the bypass of the excluded ones.
+//! A pod sandbox: its containers as the runtime reports them, and the bypass of the excluded ones. Its check reads which
+//! containers it excludes, finds their control groups, and makes the sets in its network namespace match.
 
-use super::check::{Check, Observed, Saved, names};
 use crate::agent::metrics::Metrics;
-use crate::agent::nri::{NriContainer, NriPod, START_TIMEOUT};
+use crate::agent::nri::NriContainer;
+use crate::agent::pod_reports::PodReports;
+use crate::cgroup::{CgroupHierarchy, ContainerGroup};
 use crate::cluster::Event;
 use crate::cluster::agent::BypassingContainer;
-use crate::cni::Code;
+use crate::cni::{Code, Error};
+use crate::host_path::HostRoot;
+use crate::netns::find;
+use crate::plugin::running::containers::{ContainerChanges, ExcludedContainers, ObservedContainers, RunningContainer};
 use crate::pod::PodRef;
+use crate::state::ROOT;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::mem::take;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 /// The interval of the checks while excluded containers run or may run, and after a failure.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
@@ -18,39 +27,59 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const REST_INTERVAL: Duration = Duration::from_secs(30);
 /// The limit of different failures of a sandbox that are logged: a pod can make them alternate.
 const MAX_LOGGED: usize = 8;
+/// Saved state that changed less than this time ago is read again: two changes can have the same time stamp, which the
+/// kernel takes from a clock with ticks of at most 10 ms.
+const TIME_STAMP_PRECISION: Duration = Duration::from_millis(100);
+
+/// What all checks use.
+pub(super) struct Tools {
+    pub(super) root: HostRoot,
+    pub(super) metrics: Metrics,
+    pub(super) reports: PodReports,
+    /// Gets the pods whose sets are missing; `None` if the agent does not repair pods.
+    pub(super) damaged: Option<mpsc::Sender<PodRef>>,
+}
 
 /// A pod sandbox.
 #[derive(Default)]
 pub(super) struct Sandbox {
     pub(super) id: String,
-    pub(super) pod: Option<PodRef>,
     containers: BTreeMap<String, Container>,
-    saved: Saved,
+    /// When saved state changed; `None` without saved state, or if it must be read again.
+    modified: Option<SystemTime>,
+    /// `None` if saved state excludes no container.
+    pub(super) excluded: Option<Arc<ExcludedContainers>>,
     /// Since when the sandbox is known to exclude containers.
     excluding_since: Option<Instant>,
-    /// When the running check began.
-    checking: Option<Instant>,
-    /// When the next full check is due; `None` if the saved state must change first.
+    /// When the next check is due; `None` if the saved state must change first.
     due: Option<Instant>,
     /// Whether the last check took longer than the runtime waits.
-    is_slow: bool,
+    pub(super) is_slow: bool,
     /// The names of the containers that have elements; `None` before the first check.
     bypassing: Option<BTreeSet<String>>,
     /// The last failure; empty after a success.
     pub(super) failure: String,
     /// The failures that were logged.
     logged: BTreeSet<String>,
-    /// The names of the containers whose capture was reported.
+    pub(super) captures: Captures,
+}
+
+/// The containers of a pod that started captured.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Captures {
+    pub(super) pod: Option<PodRef>,
+    /// Names and causes.
+    new: Vec<(String, String)>,
+    /// The names that were reported.
     reported: BTreeSet<String>,
-    /// New Events of the pod.
-    pub(super) events: Vec<Event>,
 }
 
 /// A container that runs, is about to start, or has ended a moment ago.
-pub(super) struct Container {
-    observed: Observed,
-    /// Whether the runtime reported it before its first instruction.
-    is_from_start: bool,
+struct Container {
+    reported: NriContainer,
+    /// Whether it has had a process: it was seen with one, or the runtime reported that it had started. Before, its
+    /// control group may be empty.
+    has_started: bool,
     state: ContainerState,
 }
 
@@ -58,30 +87,18 @@ pub(super) struct Container {
 enum ContainerState {
     /// It has no element. The runtime waits for the answer before the first instruction.
     Starting(Option<Answer>),
-    /// It has an element.
-    Bypassing,
+    /// It has an element with this control group.
+    Bypassing(ContainerGroup),
     /// It has exited, and may still have an element.
     Ended,
 }
 
 /// The answer that the runtime waits for, since when.
-struct Answer(oneshot::Sender<()>, Instant);
-
-impl Answer {
-    /// Answers. Returns whether the runtime still waited.
-    fn send(self, metrics: &Metrics) -> bool {
-        metrics.nri_request(self.1.elapsed());
-        self.0.send(()).is_ok()
-    }
-}
+pub(super) struct Answer(pub(super) oneshot::Sender<()>, pub(super) Instant);
 
 impl Container {
     fn new(reported: NriContainer, has_started: bool, state: ContainerState) -> Self {
-        Self { observed: Observed { reported, group: None, has_started }, is_from_start: !has_started, state }
-    }
-
-    fn name(&self) -> &str {
-        &self.observed.reported.name
+        Self { reported, has_started, state }
     }
 
     const fn is_awaited(&self) -> bool {
@@ -95,7 +112,53 @@ impl Container {
     /// Answers if the runtime waits for the container. Returns whether it still waited.
     fn answer(&mut self, metrics: &Metrics) -> Option<bool> {
         let ContainerState::Starting(answer) = &mut self.state else { return None };
-        answer.take().map(|answer| answer.send(metrics))
+        answer.take().map(|Answer(answer, since)| {
+            metrics.runtime_waited(since.elapsed().as_secs_f64());
+            answer.send(()).is_ok()
+        })
+    }
+
+    /// Returns the container's control group, and whether that has a process; `None` if the container has exited.
+    fn group(&self, hierarchy: &CgroupHierarchy) -> Result<Option<(ContainerGroup, bool)>, Error> {
+        let NriContainer { id, cgroups_path, pid, .. } = &self.reported;
+        let group = match &self.state {
+            ContainerState::Bypassing(known) => Some(known.clone()).filter(|known| hierarchy.has_container(known)),
+            _ => match hierarchy.container(id, cgroups_path, *pid) {
+                Ok(group) => Some(group),
+                // Its first process can exit before the runtime's report is handled.
+                Err(_) if hierarchy.has_exited(*pid) || (self.has_started && *pid == 0) => None,
+                Err(error) => return Err(error),
+            },
+        };
+        let group = group.map(|group| (hierarchy.is_populated(&group.path) != Some(false), group));
+        Ok(group.filter(|(has_process, _)| *has_process || !self.has_started).map(|(is, group)| (group, is)))
+    }
+}
+
+impl Captures {
+    pub(super) fn add(&mut self, name: &str, why: &str) {
+        self.new.push((name.to_owned(), why.to_owned()));
+    }
+
+    /// Adds the names that were reported during a check.
+    pub(super) fn add_reported(&mut self, other: &Self) {
+        self.reported.extend(other.reported.iter().cloned());
+    }
+
+    /// Creates an Event for each name, once.
+    pub(super) fn create_events(&mut self, reports: &PodReports) {
+        for (name, why) in take(&mut self.new) {
+            let message = format!("container {name} started captured: {why}");
+            if self.reported.insert(name) {
+                tracing::warn!(pod = self.pod_name(), "{message}");
+                let event = Event { warning: true, reason: "DetourContainerCaptured".into(), message };
+                self.pod.iter().for_each(|pod| reports.event(pod, event.clone()));
+            }
+        }
+    }
+
+    fn pod_name(&self) -> Option<String> {
+        self.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name))
     }
 }
 
@@ -105,12 +168,16 @@ impl Sandbox {
     }
 
     fn excludes(&self, name: &str) -> bool {
-        self.saved.excluded.as_ref().is_some_and(|excluded| names(excluded, name))
+        self.excluded.as_ref().is_some_and(|excluded| excluded.policy().container_scope(name).is_some())
     }
 
     /// Returns the excluded containers that run.
     fn running(&self) -> impl Iterator<Item = &Container> {
-        self.containers.values().filter(|container| !container.is_ended() && self.excludes(container.name()))
+        self.containers.values().filter(|container| !container.is_ended() && self.excludes(&container.reported.name))
+    }
+
+    fn running_ids(&self) -> BTreeSet<String> {
+        self.running().map(|container| container.reported.id.clone()).collect()
     }
 
     /// Returns whether the runtime waits for a container of the sandbox.
@@ -118,17 +185,17 @@ impl Sandbox {
         self.containers.values().any(Container::is_awaited)
     }
 
+    /// Returns whether a check is due.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.due.is_some_and(|due| due <= now)
+    }
+
     /// Returns whether nothing is known about the sandbox anymore.
     pub(super) fn is_unused(&self) -> bool {
-        self.saved.modified.is_none() && self.containers.is_empty() && self.checking.is_none() && self.due.is_none()
+        self.modified.is_none() && self.containers.is_empty() && self.due.is_none()
     }
 
-    pub(super) fn set_pod(&mut self, pod: &NriPod) {
-        let uid = (!pod.uid.is_empty()).then(|| pod.uid.clone());
-        self.pod = Some(PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid });
-    }
-
-    /// Makes a full check due.
+    /// Makes a check due.
     pub(super) fn wake(&mut self) {
         self.due = Some(Instant::now());
     }
@@ -136,33 +203,34 @@ impl Sandbox {
     /// Makes a check due if the saved state has changed.
     pub(super) fn scanned(&mut self, modified: Option<SystemTime>) {
         // After a failure to read it, the next check is due.
-        if modified != self.saved.modified && self.due.is_none_or(|_| self.failure.is_empty()) {
+        if modified != self.modified && self.due.is_none_or(|_| self.failure.is_empty()) {
             self.wake();
         }
     }
 
-    /// Adds a container that is about to start. The runtime waits for `answer`, unless it has waited too long for the
-    /// pod before.
-    pub(super) fn start(&mut self, container: NriContainer, answer: oneshot::Sender<()>, metrics: &Metrics) {
-        let (id, name, answer) = (container.id.clone(), container.name.clone(), Answer(answer, Instant::now()));
-        let is_slow = self.is_slow || self.checking.is_some_and(|since| since.elapsed() > START_TIMEOUT);
-        let mut added = Container::new(container, false, ContainerState::Starting(Some(answer)));
-        if is_slow {
-            added.answer(metrics);
-            self.starts_captured(&name, "earlier changes of the pod's rules took too long", metrics);
+    /// Adds a container that is about to start. The runtime waits for `answer`; it is `None` if the checks of the sandbox
+    /// take too long.
+    pub(super) fn start(&mut self, container: NriContainer, answer: Option<Answer>, metrics: &Metrics) {
+        if answer.is_none() {
+            let why = "earlier changes of the pod's rules took too long; the agent retries";
+            if self.excludes(&container.name) {
+                metrics.count("container_starts", [("result", "error")]);
+                self.captures.add(&container.name, why);
+            }
+            self.failed(why);
             self.wake();
         }
-        self.containers.insert(id, added);
+        let added = Container::new(container, false, ContainerState::Starting(answer));
+        self.containers.insert(added.reported.id.clone(), added);
     }
 
     /// Adds a container that has started. The report may come after the exit.
     pub(super) fn started(&mut self, container: NriContainer) {
-        let new = || Container::new(container.clone(), true, ContainerState::Starting(None));
-        let known = self.containers.entry(container.id.clone()).or_insert_with(new);
-        known.observed.has_started = true;
-        if !known.is_from_start {
-            self.wake();
-        }
+        let id = container.id.clone();
+        let new = || Container::new(container, true, ContainerState::Starting(None));
+        let known = self.containers.entry(id).or_insert_with(new);
+        known.has_started = true;
+        self.wake();
     }
 
     /// Records the end of a container. An excluded one stays until its control group has no process: runtimes report the
@@ -170,8 +238,8 @@ impl Sandbox {
     pub(super) fn stopped(&mut self, container: &NriContainer) {
         if !self.excludes(&container.name) {
             self.containers.remove(&container.id);
-        } else if let Some(Container { observed, .. }) = self.containers.get_mut(&container.id) {
-            (observed.has_started, observed.reported.pid) = (true, 0);
+        } else if let Some(known) = self.containers.get_mut(&container.id) {
+            (known.has_started, known.reported.pid) = (true, 0);
             self.wake();
         }
     }
@@ -185,178 +253,177 @@ impl Sandbox {
         }
     }
 
-    /// Returns the containers and forgets them, for the runtime's list of all containers.
-    pub(super) fn take_containers(&mut self) -> BTreeMap<String, Container> {
+    /// Replaces all containers by those from the runtime's list.
+    pub(super) fn listed(&mut self, containers: Vec<NriContainer>) {
+        let mut known = take(&mut self.containers);
+        for container in containers {
+            let (id, before) = (container.id.clone(), known.remove(&container.id));
+            let new = || Container::new(container, true, ContainerState::Starting(None));
+            self.containers.insert(id, before.unwrap_or_else(new));
+        }
         self.wake();
-        take(&mut self.containers)
     }
 
-    /// Adds a container from the runtime's list; `known` is what was known about it.
-    pub(super) fn listed(&mut self, container: NriContainer, known: Option<Container>) {
-        let id = container.id.clone();
-        let new = || Container::new(container, true, ContainerState::Starting(None));
-        self.containers.insert(id, known.unwrap_or_else(new));
-    }
-
-    /// Begins a check if one is necessary and none runs. `is_complete`: the agent is registered.
-    pub(super) fn begin(&mut self, is_complete: bool) -> Option<Check> {
-        let now = Instant::now();
-        let is_full = self.due.is_some_and(|due| due <= now);
-        if self.checking.is_some() || !(is_full || self.is_awaited()) {
-            return None;
-        }
-        self.checking = Some(now);
-        self.due = self.due.filter(|_| !is_full);
-        let ids = |of: fn(&Container) -> bool| {
-            let found = self.containers.iter().filter(move |(_, container)| of(container));
-            found.map(|(id, _)| id.clone()).collect()
+    /// Returns the containers for which the runtime waits, since when.
+    pub(super) fn awaited(&self) -> Vec<(Instant, String)> {
+        let since = |container: &Container| match &container.state {
+            ContainerState::Starting(Some(Answer(_, since))) => Some((*since, container.reported.name.clone())),
+            _ => None,
         };
-        let running = self.containers.values().filter(|container| !container.is_ended());
-        Some(Check {
-            sandbox_id: self.id.clone(),
-            saved: Some(self.saved.clone()),
-            containers: running.map(|container| container.observed.clone()).collect(),
-            awaited: ids(Container::is_awaited),
-            exited: ids(Container::is_ended),
-            is_complete,
-            is_full,
-            ..Check::default()
-        })
+        self.containers.values().filter_map(since).collect()
     }
 
-    /// Records the result of a check. `is_complete`: the agent is registered; `repairs`: it restores missing sets. Returns
-    /// whether a set is missing.
-    pub(super) fn finish(
-        &mut self,
-        mut checked: Check,
-        (is_complete, repairs): (bool, bool),
-        metrics: &Metrics,
-    ) -> bool {
-        self.is_slow = self.checking.take().is_some_and(|began| began.elapsed() > START_TIMEOUT);
-        self.pod = self.pod.take().or(checked.pod.take());
-        let is_unread = checked.saved.is_none();
-        if let Some(saved) = checked.saved.take() {
-            self.set_saved(saved);
+    /// Checks the sandbox. `is_complete`: all its running containers are known. Blocks.
+    pub(super) fn check(mut self, tools: &Tools, is_complete: bool) -> Self {
+        self.due = None;
+        let read = self.read(&tools.root);
+        let is_unread = read.is_err();
+        let result = read.and_then(|()| self.update(tools, is_complete));
+        self.finish(result, (is_unread, is_complete), tools);
+        self
+    }
+
+    /// Reads the saved state if it has changed, and finds the pod.
+    fn read(&mut self, root: &HostRoot) -> Result<(), Error> {
+        let modified =
+            fs::symlink_metadata(Path::new(ROOT).join(&self.id)).and_then(|metadata| metadata.modified()).ok();
+        if modified.is_some() && modified == self.modified {
+            return Ok(());
         }
-        let error = checked.error.take();
-        let is_lost = error.as_ref().is_some_and(|error| error.code == Code::Drift);
-        let failure = error.map(|error| match (is_unread, is_lost, repairs) {
+        let is_old = |time: &SystemTime| time.elapsed().is_ok_and(|age| age > TIME_STAMP_PRECISION);
+        let excluded = ExcludedContainers::find(&self.id)?;
+        if excluded.is_some() && self.captures.pod.is_none() {
+            // Without it, Events are only logged.
+            self.captures.pod = find::pod_of_sandbox(root, &self.id).ok().flatten();
+        }
+        self.set_saved(modified.filter(is_old), excluded);
+        Ok(())
+    }
+
+    fn set_saved(&mut self, modified: Option<SystemTime>, excluded: Option<ExcludedContainers>) {
+        (self.modified, self.excluded) = (modified, excluded.map(Arc::new));
+        if self.excluded.is_none() {
+            self.containers.retain(|_, container| !container.is_ended());
+            (self.excluding_since, self.bypassing) = (None, None);
+            self.captures.reported.clear();
+        } else {
+            self.excluding_since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Makes the sets match.
+    fn update(&mut self, tools: &Tools, is_complete: bool) -> Result<(), Error> {
+        let Some(excluded) = self.excluded.clone() else { return Ok(()) };
+        // Others wait only for the saved state.
+        let others =
+            self.containers.values_mut().filter(|one| excluded.policy().container_scope(&one.reported.name).is_none());
+        for container in others {
+            container.answer(&tools.metrics);
+        }
+        let (mut running, mut groups, mut failure) = (Vec::new(), Vec::new(), None);
+        let (ids, mut hierarchy) = (self.running_ids(), None);
+        for (id, container) in self.containers.iter_mut().filter(|(id, _)| ids.contains(*id)) {
+            let hierarchy = match &hierarchy {
+                Some(hierarchy) => hierarchy,
+                None => hierarchy.insert(CgroupHierarchy::find(&tools.root)?),
+            };
+            match container.group(hierarchy) {
+                Ok(Some((group, has_process))) => {
+                    let (name, cgroup) = (container.reported.name.clone(), group.id);
+                    running.push(RunningContainer { name, id: id.clone(), cgroup });
+                    groups.push((id.clone(), group, has_process));
+                }
+                Ok(None) => {
+                    container.answer(&tools.metrics);
+                    container.state = ContainerState::Ended;
+                }
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        let exited = self.containers.iter().filter(|(_, one)| one.is_ended()).map(|(id, _)| id.clone());
+        let exited: Vec<String> = exited.collect();
+        let complete = is_complete && failure.is_none();
+        let observed = ObservedContainers { running: &running, exited: &exited, complete };
+        let changes = excluded.reconcile(&tools.root, observed)?;
+        self.apply(changes, groups, &tools.metrics);
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Records the changes of the sets, and the control groups of the excluded containers that run, each with whether it has
+    /// a process.
+    fn apply(&mut self, changes: ContainerChanges, groups: Vec<(String, ContainerGroup, bool)>, metrics: &Metrics) {
+        self.containers.retain(|_, container| !container.is_ended());
+        self.bypassing = Some(changes.live.into_iter().filter_map(|one| Some(one.container?.name)).collect());
+        for (container, scope) in &changes.added {
+            let pod = self.captures.pod_name();
+            tracing::info!(pod, container, %scope, "the container's traffic bypasses the sidecar");
+        }
+        for (id, group, has_process) in groups {
+            let Some(container) = self.containers.get_mut(&id) else { continue };
+            let name = container.reported.name.clone();
+            let is_added = changes.added.iter().any(|(added, _)| *added == name);
+            let was_captured = is_added && matches!(container.state, ContainerState::Starting(_));
+            let is_in_time = container.answer(metrics);
+            container.state = ContainerState::Bypassing(group);
+            container.has_started |= has_process;
+            let why = match is_in_time {
+                Some(true) => {
+                    metrics.count("container_starts", [("result", "excluded")]);
+                    self.captures.reported.remove(&name);
+                    continue;
+                }
+                Some(false) => {
+                    metrics.count("container_starts", [("result", "error")]);
+                    "the pod's rules were not changed in time"
+                }
+                None => "the agent was not registered at the container runtime when it started",
+            };
+            if was_captured {
+                self.captures.add(&name, &format!("{why}; its new connections bypass the sidecar from now on"));
+            }
+        }
+    }
+
+    /// Records the result of a check: whether the saved state is unread, and whether all running containers are known.
+    fn finish(&mut self, result: Result<(), Error>, (is_unread, is_complete): (bool, bool), tools: &Tools) {
+        let is_lost = result.as_ref().is_err_and(|error| error.code == Code::Drift);
+        let failure = result.err().map(|error| match (is_unread, is_lost, tools.damaged.is_some()) {
             (true, ..) => format!("can't read which containers are excluded: {error}"),
             (_, true, true) => format!("{error}; the agent restores it from saved state"),
             (_, true, false) => format!("{error}; set the agent's flag --repair=repair or delete the pod"),
             _ => error.to_string(),
         });
-        let awaited = take(&mut checked.awaited);
-        self.apply(checked, metrics);
-        for id in awaited {
-            let Some(container) = self.containers.get_mut(&id) else { continue };
-            let (is_answered, name) = (container.answer(metrics).is_some(), container.name().to_owned());
-            if is_answered && self.excludes(&name) {
-                metrics.container_start(if failure.is_some() { "error" } else { "captured" });
+        let (excluded, result) = (self.running_ids(), if failure.is_some() { "error" } else { "captured" });
+        for (id, container) in &mut self.containers {
+            if container.answer(&tools.metrics).is_some() && excluded.contains(id) {
+                tools.metrics.count("container_starts", [("result", result)]);
             }
         }
         self.failure.clear();
         if let Some(failure) = failure {
-            let captured = self.running().filter(|one| matches!(one.state, ContainerState::Starting(None)));
-            let captured: Vec<String> = captured.map(|one| one.name().to_owned()).collect();
-            captured.iter().for_each(|name| self.report_capture(name, &failure));
+            let starting = self.running().filter(|one| matches!(one.state, ContainerState::Starting(_)));
+            let captured: Vec<String> = starting.map(|one| one.reported.name.clone()).collect();
+            captured.iter().for_each(|name| self.captures.add(name, &failure));
             self.failed(&failure);
         }
-        if self.saved.excluded.is_some() || is_unread {
+        if self.excluded.is_some() || is_unread {
             let may_run = is_unread || !is_complete || self.running().next().is_some();
             let next = Instant::now() + if may_run { CHECK_INTERVAL } else { REST_INTERVAL };
             self.due = Some(self.due.map_or(next, |due| due.min(next)));
         }
-        is_lost
-    }
-
-    fn set_saved(&mut self, saved: Saved) {
-        let is_changed = self.saved.modified != saved.modified;
-        self.saved = saved;
-        match self.saved.excluded {
-            Some(_) => {
-                self.excluding_since.get_or_insert_with(Instant::now);
-                // The check may have read it only for a container that is not excluded.
-                self.due = if is_changed { Some(Instant::now()) } else { self.due };
-            }
-            None => {
-                self.containers.retain(|_, container| !container.is_ended());
-                (self.excluding_since, self.bypassing) = (None, None);
-                self.reported.clear();
-            }
+        if let (true, Some(pod), Some(damaged)) = (is_lost, &self.captures.pod, &tools.damaged) {
+            // If too many requests wait, the next failure makes another one.
+            let _ = damaged.try_send(pod.clone());
         }
-    }
-
-    /// Records the changes of the sets.
-    fn apply(&mut self, checked: Check, metrics: &Metrics) {
-        for id in &checked.exited {
-            if let Some(container) = self.containers.get_mut(id) {
-                container.answer(metrics);
-                container.state = ContainerState::Ended;
-            }
-        }
-        let Some(applied) = checked.applied else { return };
-        self.containers.retain(|id, container| !(container.is_ended() && checked.exited.contains(id)));
-        self.bypassing = Some(applied.live.into_iter().filter_map(|one| Some(one.container?.name)).collect());
-        for (container, scope) in &applied.added {
-            tracing::info!(pod = self.pod_name(), container, %scope, "the container's traffic bypasses the sidecar");
-        }
-        for (id, group, has_process) in checked.running {
-            let Some(container) = self.containers.get_mut(&id).filter(|one| !one.is_ended()) else { continue };
-            let (name, is_from_start) = (container.name().to_owned(), container.is_from_start);
-            let is_in_time = container.answer(metrics) == Some(true);
-            let was_captured = matches!(container.state, ContainerState::Starting(_));
-            container.state = ContainerState::Bypassing;
-            container.observed.group = Some(group);
-            container.observed.has_started |= has_process;
-            if is_in_time {
-                metrics.container_start("excluded");
-                self.reported.remove(&name);
-            } else if was_captured && applied.added.iter().any(|(added, _)| *added == name) {
-                let why = match is_from_start {
-                    true => "the pod's rules were not changed in time",
-                    false => "the agent was not registered at the container runtime when it started",
-                };
-                self.report_capture(&name, &format!("{why}; its new connections bypass the sidecar from now on"));
-            }
-        }
-    }
-
-    /// Records the containers for which the runtime waits no longer.
-    pub(super) fn expire(&mut self, metrics: &Metrics) {
-        let why = format!("the pod's rules were not changed within {} ms", START_TIMEOUT.as_millis());
-        let is_expired = |container: &&mut Container| matches!(&container.state, ContainerState::Starting(Some(answer)) if answer.0.is_closed());
-        let mut expired = Vec::new();
-        for container in self.containers.values_mut().filter(is_expired) {
-            container.answer(metrics);
-            expired.push(container.name().to_owned());
-        }
-        expired.iter().for_each(|name| self.starts_captured(name, &why, metrics));
-    }
-
-    fn starts_captured(&mut self, name: &str, why: &str, metrics: &Metrics) {
-        let why = format!("{why}; the agent retries");
-        if self.excludes(name) {
-            metrics.container_start("error");
-            self.report_capture(name, &why);
-        }
-        self.failed(&why);
     }
 
     /// Records a failure. It is logged unless it was before, or no excluded container is affected.
     fn failed(&mut self, why: &str) {
         why.clone_into(&mut self.failure);
-        let is_affected = self.saved.excluded.is_none() || self.running().next().is_some();
+        let is_affected = self.excluded.is_none() || self.running().next().is_some();
         if is_affected && self.logged.len() < MAX_LOGGED && self.logged.insert(why.to_owned()) {
-            tracing::warn!(pod = self.pod_name(), sandbox = self.id, "can't update the excluded containers: {why}");
-        }
-    }
-
-    /// Reports that a container starts captured, once.
-    fn report_capture(&mut self, name: &str, why: &str) {
-        if self.reported.insert(name.to_owned()) {
-            let message = format!("container {name} started captured: {why}");
-            self.events.push(Event { warning: true, reason: "DetourContainerCaptured".into(), message });
+            let pod = self.captures.pod_name();
+            tracing::warn!(pod, sandbox = self.id, "can't update the excluded containers: {why}");
         }
     }
 
@@ -364,27 +431,21 @@ impl Sandbox {
     pub(super) fn report_disconnection(&mut self, since: Instant, why: &str) {
         // An agent that has just started does not know which containers bypass the sidecar until the first check.
         let failed = (!self.failure.is_empty()).then(BTreeSet::new);
-        let Some(bypassing) = self.bypassing.clone().or(failed).filter(|_| self.excluding_since >= Some(since)) else {
-            return;
-        };
-        let excluded = self.saved.excluded.iter().flat_map(|excluded| &excluded.policy().containers);
-        let captured: Vec<_> = excluded.map(|one| one.name.clone()).filter(|name| !bypassing.contains(name)).collect();
+        let bypassing = self.bypassing.clone().or(failed).filter(|_| self.excluding_since >= Some(since));
+        let (Some(bypassing), Some(excluded)) = (bypassing, self.excluded.clone()) else { return };
         let why = format!("the agent is not registered at the container runtime: {why}");
-        captured.iter().for_each(|name| self.report_capture(name, &why));
-    }
-
-    pub(super) fn pod_name(&self) -> Option<String> {
-        self.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name))
+        let captured = excluded.policy().containers.iter().filter(|one| !bypassing.contains(&one.name));
+        captured.for_each(|one| self.captures.add(&one.name, &why));
     }
 
     /// Returns the elements that the sets must have; `None` while a container's control group is unknown.
     pub(super) fn expected(&self) -> Option<Vec<BypassingContainer>> {
-        let policy = self.saved.excluded.as_ref()?.policy();
+        let policy = self.excluded.as_ref()?.policy();
         let element = |container: &Container| {
-            let (NriContainer { name, id, .. }, cgroup) =
-                (container.observed.reported.clone(), container.observed.group.as_ref()?.id);
+            let ContainerState::Bypassing(group) = &container.state else { return None };
+            let NriContainer { name, id, .. } = container.reported.clone();
             let scope = policy.container_scope(&name)?;
-            Some(BypassingContainer { name, id, cgroup, scope })
+            Some(BypassingContainer { name, id, cgroup: group.id, scope })
         };
         self.running().map(element).collect()
     }

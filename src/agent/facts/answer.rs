@@ -38,11 +38,6 @@ pub(in crate::agent) struct Answers {
 }
 
 impl Answers {
-    /// Logs and counts a call that the plugin reports.
-    pub(in crate::agent) fn record(&self, report: &CallReport) {
-        record(report, &self.metrics);
-    }
-
     /// Returns the answer to a request before the plugin's `deadline`; with `from_memory`, without a request to the API
     /// server.
     pub(in crate::agent) async fn answer(
@@ -54,7 +49,10 @@ impl Answers {
         let deadline = deadline - MARGIN;
         let answer = match request {
             RequestKind::Facts { pod, with_namespace } if from_memory => self.known_facts(&pod, with_namespace).await,
-            RequestKind::Definitions { wanted } if from_memory => self.known_definitions(&wanted),
+            RequestKind::Definitions { wanted } if from_memory => self
+                .cached_definitions(&wanted, true)
+                .map(|found| AgentAnswer::Definitions { found })
+                .ok_or_else(|| not_in_memory("a definition")),
             RequestKind::Facts { pod, with_namespace } => self.facts(pod, with_namespace, deadline).await,
             RequestKind::Namespace { pod } => {
                 self.namespace(&pod, deadline).await.map(|namespace| AgentAnswer::Namespace { namespace })
@@ -85,21 +83,9 @@ impl Answers {
     /// Returns the facts that are in memory, or that the watch reports a moment later.
     async fn known_facts(&self, pod: &PodRef, with_namespace: bool) -> Result<AgentAnswer, Error> {
         let found = || self.cached_facts(pod, with_namespace);
-        let facts = self.facts.pods().find_within(MEMORY_TIMEOUT, found).await;
+        let facts = self.facts.pods.find_within(MEMORY_TIMEOUT, found).await;
         let PodFacts { pod, namespace } = facts.ok_or_else(|| not_in_memory("the pod"))?;
         Ok(AgentAnswer::Facts { pod: pod.into(), namespace })
-    }
-
-    /// Returns the definitions that are in memory, if these are all.
-    fn known_definitions(&self, queries: &[DefinitionQuery]) -> Result<AgentAnswer, Error> {
-        let cache = self.facts.definitions();
-        let known = |DefinitionQuery { object, .. }: &DefinitionQuery| {
-            let found = cached_object(cache, &object.namespace, &object.name).map(Lookup::Found);
-            let is_missing = cache.is_synced() && !cache.is_too_large(object);
-            found.or_else(|| is_missing.then(|| Lookup::Missing("not among those that the agent watches".to_owned())))
-        };
-        let found = queries.iter().map(known).collect::<Option<Vec<_>>>();
-        found.map(|found| AgentAnswer::Definitions { found }).ok_or_else(|| not_in_memory("a definition"))
     }
 
     async fn facts(&self, pod: PodRef, with_namespace: bool, deadline: Instant) -> Result<AgentAnswer, Error> {
@@ -111,10 +97,10 @@ impl Answers {
             (None, _, namespace) => {
                 let needs_namespace = with_namespace && namespace.is_none();
                 let reason = if pod.uid.is_some() { "unknown-pod" } else { "pod-without-uid" };
-                self.count_fallback(self.facts.pods(), reason);
+                self.count_fallback(&self.facts.pods, reason);
                 let fallback = self.cached_facts(&pod, needs_namespace);
                 let facts =
-                    self.ask_or(fallback, deadline, async |api| api.find_facts(&pod, needs_namespace).await).await?;
+                    self.ask(fallback, deadline, async |api| api.find_facts(&pod, needs_namespace).await).await?;
                 (facts.pod, namespace.or(facts.namespace))
             }
         };
@@ -123,31 +109,26 @@ impl Answers {
 
     /// Returns the cached pod if the cache is synced; otherwise its annotations may have changed.
     async fn current_pod(&self, pod: &PodRef) -> Option<Arc<ObservedPod>> {
-        pod.uid.as_ref()?;
-        let pods = self.facts.pods();
-        if !pods.is_synced() {
+        let pods = &self.facts.pods;
+        let object = ObjectRef { namespace: pod.namespace.clone(), name: pod.name.clone() };
+        if pod.uid.is_none() || !pods.is_synced() || pods.is_too_large(&object) {
             return None;
         }
-        let object = ObjectRef { namespace: pod.namespace.clone(), name: pod.name.clone() };
-        match self.cached_pod(pod) {
-            Some(cached) => Some(cached),
-            None if pods.is_too_large(&object) => None,
-            None => pods.find_within(WATCH_TIMEOUT, || self.cached_pod(pod)).await,
-        }
+        pods.find_within(WATCH_TIMEOUT, || self.cached_pod(pod)).await
     }
 
     /// Returns the cached pod if it has the UID of the request: a pod of the same name may have been replaced.
     fn cached_pod(&self, pod: &PodRef) -> Option<Arc<ObservedPod>> {
         pod.uid.as_ref()?;
         let object = ObjectRef { namespace: pod.namespace.clone(), name: pod.name.clone() };
-        self.facts.pods().get(&object).filter(|cached| cached.pod.uid.is_some() && cached.pod.matches(pod))
+        self.facts.pods.get(&object).filter(|cached| cached.pod.uid.is_some() && cached.pod.matches(pod))
     }
 
     /// Returns the cached pod and, if `with_namespace`, its namespace.
     fn cached_facts(&self, pod: &PodRef, with_namespace: bool) -> Option<PodFacts> {
         let cached = self.cached_pod(pod)?.pod.clone();
         let namespace = match with_namespace {
-            true => Some(cached_object(self.facts.namespaces(), "", &pod.namespace)?),
+            true => Some(cached_object(&self.facts.namespaces, "", &pod.namespace)?),
             false => None,
         };
         Some(PodFacts { pod: cached, namespace })
@@ -155,7 +136,7 @@ impl Answers {
 
     /// Returns the cached namespace if the cache is synced.
     fn current_namespace(&self, name: &str) -> Option<Namespace> {
-        let namespaces = self.facts.namespaces();
+        let namespaces = &self.facts.namespaces;
         namespaces.is_synced().then(|| cached_object(namespaces, "", name)).flatten()
     }
 
@@ -163,31 +144,37 @@ impl Answers {
         if let Some(namespace) = self.current_namespace(&pod.namespace) {
             return Ok(namespace);
         }
-        let fallback = cached_object(self.facts.namespaces(), "", &pod.namespace);
-        self.count_fallback(self.facts.namespaces(), "unknown-namespace");
-        self.ask_or(fallback, deadline, async |api| api.find_namespace(pod).await).await
+        let fallback = cached_object(&self.facts.namespaces, "", &pod.namespace);
+        self.count_fallback(&self.facts.namespaces, "unknown-namespace");
+        self.ask(fallback, deadline, async |api| api.find_namespace(pod).await).await
     }
 
     async fn definitions(&self, queries: Vec<DefinitionQuery>, deadline: Instant) -> Result<Vec<Lookup>, Error> {
-        let cache = self.facts.definitions();
-        let cached = |query: &DefinitionQuery| {
-            cached_object(cache, &query.object.namespace, &query.object.name).map(Lookup::Found)
-        };
-        let missing = || Lookup::Missing(format!("not among the {} that the node's agent watches", cache.len().0));
-        let is_final = |query: &DefinitionQuery| !query.awaited && !cache.is_too_large(&query.object);
-        let look_up = || queries.iter().map(|query| cached(query).or_else(|| is_final(query).then(missing))).collect();
-        if cache.is_synced() {
-            let found: Option<Vec<Lookup>> = match look_up() {
-                Some(found) => Some(found),
-                None => cache.find_within(WATCH_TIMEOUT, look_up).await,
-            };
-            if let Some(found) = found {
-                return Ok(found);
-            }
+        let cache = &self.facts.definitions;
+        if cache.is_synced()
+            && let Some(found) = cache.find_within(WATCH_TIMEOUT, || self.cached_definitions(&queries, false)).await
+        {
+            return Ok(found);
         }
-        let fallback = queries.iter().map(cached).collect::<Option<Vec<_>>>();
+        let fallback = queries.iter().map(|query| self.cached_definition(query)).collect::<Option<Vec<_>>>();
         self.count_fallback(cache, "unknown-definition");
-        self.ask_or(fallback, deadline, async |api| api.find_definitions(&queries).await).await
+        self.ask(fallback, deadline, async |api| api.find_definitions(&queries).await).await
+    }
+
+    /// Returns what the cache knows about definitions, if that is final. `now`: also for one that the watch may report a
+    /// moment later.
+    fn cached_definitions(&self, queries: &[DefinitionQuery], now: bool) -> Option<Vec<Lookup>> {
+        let cache = &self.facts.definitions;
+        let missing = || Lookup::Missing(format!("not among the {} that the node's agent watches", cache.len().0));
+        let is_final = |query: &DefinitionQuery| {
+            cache.is_synced() && (now || !query.awaited) && !cache.is_too_large(&query.object)
+        };
+        let look_up = |query| self.cached_definition(query).or_else(|| is_final(query).then(missing));
+        queries.iter().map(look_up).collect()
+    }
+
+    fn cached_definition(&self, DefinitionQuery { object, .. }: &DefinitionQuery) -> Option<Lookup> {
+        cached_object(&self.facts.definitions, &object.namespace, &object.name).map(Lookup::Found)
     }
 
     async fn report(
@@ -199,62 +186,45 @@ impl Answers {
     ) -> Result<AgentAnswer, Error> {
         let pod = self.account.own(pod);
         let report = async |api: Api| api.send_report(&pod, status.as_deref(), &events).await;
-        self.ask(deadline, report).await.map(|()| AgentAnswer::Done)
+        self.ask(None, deadline, report).await.map(|()| AgentAnswer::Done)
     }
 
     async fn probe(&self, deadline: Instant) -> Result<AgentAnswer, Error> {
-        if !self.facts.pods().is_synced() {
-            self.ask(deadline, async |api| api.check().await).await?;
+        if !self.facts.pods.is_synced() {
+            self.ask(None, deadline, async |api| api.check().await).await?;
         }
         Ok(AgentAnswer::Done)
     }
 
     /// Counts a request to the API server: for `reason` if the cache is synced.
     fn count_fallback<T: WatchedKind>(&self, cache: &Cache<T>, reason: &'static str) {
-        self.metrics.api_fallback(if cache.is_synced() { reason } else { "broken-watch" });
+        self.metrics.count("api_fallbacks", [("reason", if cache.is_synced() { reason } else { "broken-watch" })]);
     }
 
     /// Returns the answer of the API server, or `fallback` if it gives none. With a fallback there is one attempt.
-    async fn ask_or<T>(
+    async fn ask<T>(
         &self,
         fallback: Option<T>,
         deadline: Instant,
         request: impl AsyncFnOnce(Api) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let result = if fallback.is_some() {
-            let deadline = deadline.min(Instant::now() + FIRST_TIMEOUT);
-            self.ask_through(Api::once, deadline, request).await
-        } else {
-            self.ask(deadline, request).await
-        };
-        match (result, fallback) {
+        let now = Instant::now();
+        let deadline = if fallback.is_some() { deadline.min(now + FIRST_TIMEOUT) } else { deadline };
+        let left = deadline.saturating_duration_since(now);
+        let account = self.account.within(left);
+        let account = if fallback.is_some() { account.once() } else { account };
+        let answer = timeout_at(deadline + MARGIN / 2, request(account)).await.unwrap_or_else(|_| {
+            let error = Error::new(Code::TryAgain, "the agent got no answer from the API server");
+            Err(error.with_details(format!("no answer within {:.1} s", left.as_secs_f32())))
+        });
+        match (answer, fallback) {
             (Err(error), Some(fallback)) if error.code == Code::TryAgain => {
                 tracing::warn!(%error, "answering from the cache");
                 Ok(fallback)
             }
-            (result, _) => result,
+            (answer, _) => answer,
         }
     }
-
-    /// Returns the answer of the API server.
-    async fn ask<T>(&self, deadline: Instant, request: impl AsyncFnOnce(Api) -> Result<T, Error>) -> Result<T, Error> {
-        self.ask_through(|api| api, deadline, request).await
-    }
-
-    async fn ask_through<T>(
-        &self,
-        settings: fn(Api) -> Api,
-        deadline: Instant,
-        request: impl AsyncFnOnce(Api) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let answer = timeout_at(deadline + MARGIN / 2, request(settings(self.account.within(left)))).await;
-        answer.unwrap_or_else(|_| Err(no_answer(format!("no answer within {:.1} s", left.as_secs_f32()))))
-    }
-}
-
-fn no_answer(cause: String) -> Error {
-    Error::new(Code::TryAgain, "the agent got no answer from the API server").with_details(cause)
 }
 
 fn not_in_memory(what: &str) -> Error {
@@ -268,7 +238,7 @@ fn cached_object<T: WatchedKind + Clone>(cache: &Cache<T>, namespace: &str, name
 }
 
 /// Logs a plugin call in one line and counts it.
-fn record(report: &CallReport, metrics: &Metrics) {
+pub(in crate::agent) fn record(report: &CallReport, metrics: &Metrics) {
     let milliseconds = |us: u64| format!("{:.1}", us as f64 / 1e3);
     let CallReport { command, pod, container, network, ifname, facts, .. } = report;
     let (wall_ms, cpu_ms) = (milliseconds(report.wall_us), milliseconds(report.cpu_us));
@@ -276,36 +246,17 @@ fn record(report: &CallReport, metrics: &Metrics) {
     let facts = (!facts.is_empty()).then_some(facts.as_str());
     // A GC call has no container.
     let [pod, container, ifname] = [pod, container, ifname].map(|text| (!text.is_empty()).then_some(text.as_str()));
+    macro_rules! log {
+        ($level:ident, $message:literal, $($own:tt)*) => {
+            tracing::$level!(command, pod, network, ifname, container, $($own)* facts, wall_ms, cpu_ms, warnings, $message)
+        };
+    }
     match report.code {
-        None => tracing::info!(
-            command,
-            pod,
-            network,
-            ifname,
-            container,
-            facts,
-            wall_ms,
-            cpu_ms,
-            warnings,
-            "plugin call succeeded"
-        ),
-        Some(code) => tracing::error!(
-            command,
-            pod,
-            network,
-            ifname,
-            container,
-            code,
-            error = report.error,
-            facts,
-            wall_ms,
-            cpu_ms,
-            warnings,
-            "plugin call failed"
-        ),
+        None => log!(info, "plugin call succeeded",),
+        Some(code) => log!(error, "plugin call failed", code, error = report.error,),
     }
     if facts == Some("api") {
-        metrics.api_fallback("agent-passed-over");
+        metrics.count("api_fallbacks", [("reason", "agent-passed-over")]);
     }
     // A later version of the plugin may report other verbs.
     let Some(verb) = CniCommand::named(command) else { return };

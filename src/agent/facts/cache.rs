@@ -9,61 +9,45 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// All caches, shared by the watches, the answers and the repairs.
-#[derive(Clone)]
-pub(in crate::agent) struct SharedFacts(Arc<Caches>);
+pub(in crate::agent) type SharedFacts = Arc<Caches>;
 
-struct Caches {
-    pods: Cache<ObservedPod>,
-    namespaces: Cache<Namespace>,
-    definitions: Cache<Definition>,
+/// The cached objects of all kinds.
+#[derive(Default)]
+pub(in crate::agent) struct Caches {
+    pub(super) pods: Cache<ObservedPod>,
+    pub(super) namespaces: Cache<Namespace>,
+    pub(super) definitions: Cache<Definition>,
 }
 
-impl SharedFacts {
-    /// Creates empty caches.
-    pub(in crate::agent) fn new() -> Self {
-        Self(Arc::new(Caches { pods: Cache::new(), namespaces: Cache::new(), definitions: Cache::new() }))
-    }
-
+impl Caches {
     /// Returns the last observed state of the node's pods.
     pub(in crate::agent) fn all_pods(&self) -> Vec<Arc<ObservedPod>> {
-        self.pods().all()
+        self.pods.all()
     }
 
     /// Returns the last observed state of a namespace. It is the same `Arc` until the namespace changes.
     pub(in crate::agent) fn namespace(&self, name: &str) -> Option<Arc<Namespace>> {
-        self.namespaces().get_any(&ObjectRef { namespace: String::new(), name: name.to_owned() })
+        self.namespaces.get_any(&ObjectRef { namespace: String::new(), name: name.to_owned() })
     }
 
     /// Whether pods and namespaces are complete and current, except for the lag of a watch.
     pub(in crate::agent) fn are_current(&self) -> bool {
-        self.pods().is_synced() && self.namespaces().is_synced()
+        self.pods.is_synced() && self.namespaces.is_synced()
     }
 
     /// Returns the problems of watches that have lasted for long, each in words.
     pub(in crate::agent) fn lasting_problems(&self, now: Instant) -> Vec<String> {
         let problems = [
-            self.pods().lasting_problem(now),
-            self.namespaces().lasting_problem(now),
-            self.definitions().lasting_problem(now),
+            self.pods.lasting_problem(now),
+            self.namespaces.lasting_problem(now),
+            self.definitions.lasting_problem(now),
         ];
         problems.into_iter().flatten().collect()
     }
 
     /// Returns the numbers of changes of pods and of namespaces, for tasks that wait.
     pub(in crate::agent) fn changes(&self) -> [watch::Receiver<u64>; 2] {
-        [self.pods().changes.subscribe(), self.namespaces().changes.subscribe()]
-    }
-
-    pub(super) fn pods(&self) -> &Cache<ObservedPod> {
-        &self.0.pods
-    }
-
-    pub(super) fn namespaces(&self) -> &Cache<Namespace> {
-        &self.0.namespaces
-    }
-
-    pub(super) fn definitions(&self) -> &Cache<Definition> {
-        &self.0.definitions
+        [self.pods.changes.subscribe(), self.namespaces.changes.subscribe()]
     }
 }
 
@@ -110,11 +94,13 @@ struct CachedObject<T> {
     is_whole: bool,
 }
 
-impl<T: WatchedKind> CachedObjects<T> {
-    const fn new() -> Self {
+impl<T> Default for CachedObjects<T> {
+    fn default() -> Self {
         Self { by_name: BTreeMap::new(), total: 0 }
     }
+}
 
+impl<T: WatchedKind> CachedObjects<T> {
     /// Stores an object, or only the part that every object may have.
     fn insert(&mut self, name: ObjectRef, object: &Arc<T>) {
         self.remove(&name);
@@ -133,13 +119,15 @@ impl<T: WatchedKind> CachedObjects<T> {
     }
 }
 
-impl<T: WatchedKind> Cache<T> {
-    pub(super) fn new() -> Self {
+impl<T> Default for Cache<T> {
+    fn default() -> Self {
         let problem = Some(Problem { since: Instant::now(), cause: None });
-        let state = CacheState { objects: CachedObjects::new(), listed: None, problem };
+        let state = CacheState { objects: CachedObjects::default(), listed: None, problem };
         Self { state: Mutex::new(state), changes: watch::Sender::new(0) }
     }
+}
 
+impl<T: WatchedKind> Cache<T> {
     fn state(&self) -> MutexGuard<'_, CacheState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -185,7 +173,7 @@ impl<T: WatchedKind> Cache<T> {
 
     /// Begins a list, which replaces all objects when it is complete.
     pub(super) fn begin_list(&self) {
-        self.state().listed = Some(CachedObjects::new());
+        self.state().listed = Some(CachedObjects::default());
     }
 
     /// Adds or changes an object.
@@ -272,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_completed_list_replaces_the_cached_objects() {
-        let cache = Cache::<Namespace>::new();
+        let cache = Cache::<Namespace>::default();
         assert!(!cache.is_synced());
         cache.begin_list();
         cache.add(sent("a", "1"));
@@ -291,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_watch_that_is_broken_for_long_is_reported_with_its_last_cause() {
-        let (cache, now) = (Cache::<Namespace>::new(), Instant::now());
+        let (cache, now) = (Cache::<Namespace>::default(), Instant::now());
         let lasting = || cache.lasting_problem(Instant::now() + GRACE);
         assert_eq!(lasting(), None, "there is no watch");
         cache.set_broken(Some("no list"));
@@ -311,7 +299,7 @@ mod tests {
     #[test]
     fn large_objects_are_incomplete_and_leave_room_for_others() {
         const MAX_WEIGHT: usize = <Namespace as WatchedKind>::MAX_WEIGHT;
-        let cache = Cache::<Namespace>::new();
+        let cache = Cache::<Namespace>::default();
         cache.begin_list();
         cache.add(sent("fat", &"x".repeat(MAX_LARGE)));
         cache.add(sent("thin", "1"));
@@ -348,7 +336,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_task_finds_an_object_as_soon_as_the_watch_reports_it() {
-        let cache = Cache::<Namespace>::new();
+        let cache = Cache::<Namespace>::default();
         let find = || value(&cache, "b");
         assert_eq!(cache.find_within(Duration::from_secs(60), find).await, None, "there is no watch yet");
         cache.begin_list();

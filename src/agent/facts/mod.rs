@@ -10,6 +10,6 @@ mod cache;
 mod objects;
 mod watching;
 
-pub(super) use answer::Answers;
+pub(super) use answer::{Answers, record};
 pub(super) use cache::SharedFacts;
 pub use objects::ObservedPod;

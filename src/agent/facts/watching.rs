@@ -1,6 +1,6 @@
 //! The watches that fill the caches: a list in pages, then a watch that continues it.
 
-use super::cache::{Cache, SharedFacts};
+use super::cache::{Cache, Caches};
 use super::objects::WatchedKind;
 use crate::agent::metrics::Metrics;
 use crate::backoff::Backoff;
@@ -19,18 +19,18 @@ const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The pauses after failures.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(800), Duration::from_secs(30));
 
-impl SharedFacts {
+impl Caches {
     /// Watches the pods of the node, all namespaces and, if requested, all definitions, until the future is dropped.
     pub(in crate::agent) async fn watch(&self, account: &Api, node: &str, with_definitions: bool, metrics: &Metrics) {
         let of_node = Some(("spec.nodeName", node));
         let definitions = async {
             if with_definitions {
-                Watch::new(self.definitions(), account, None, metrics).run().await;
+                Watch::new(&self.definitions, account, None, metrics).run().await;
             }
         };
         tokio::join!(
-            Watch::new(self.pods(), account, of_node, metrics).run(),
-            Watch::new(self.namespaces(), account, None, metrics).run(),
+            Watch::new(&self.pods, account, of_node, metrics).run(),
+            Watch::new(&self.namespaces, account, None, metrics).run(),
             definitions,
         );
     }
@@ -85,7 +85,7 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
         if listed.is_ok() {
             self.set_synced("");
         }
-        self.metrics.facts(T::METRICS_KIND, self.cache.len());
+        self.count_objects();
         listed
     }
 
@@ -109,7 +109,7 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
                 // `next` returns it as its error.
                 WatchEvent::Error(_) => {}
             }
-            self.metrics.facts(T::METRICS_KIND, self.cache.len());
+            self.count_objects();
         }
         if started.elapsed() < MIN_WATCH_TIME {
             return Err(Failure::new("the API server ended the watch at once"));
@@ -117,17 +117,23 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
         Ok(())
     }
 
+    fn count_objects(&self) {
+        let (count, too_large) = self.cache.len();
+        self.metrics.set("facts", [("kind", T::METRICS_KIND)], count);
+        self.metrics.set("facts_too_large", [("kind", T::METRICS_KIND)], too_large);
+    }
+
     fn set_synced(&mut self, again: &str) {
         if self.cache.set_synced() {
             self.logged.clear();
             tracing::info!(count = self.cache.len().0, "watching {}{again}", T::PLURAL);
         }
-        self.metrics.watch_synced(T::METRICS_KIND, true);
+        self.metrics.set("watch_synced", [("kind", T::METRICS_KIND)], true);
     }
 
     /// Records why the watch is not synchronized; `None` if the cluster has no such kind. Returns whether it was.
     fn set_broken(&self, cause: Option<&str>) -> bool {
-        self.metrics.watch_synced(T::METRICS_KIND, cause.is_none());
+        self.metrics.set("watch_synced", [("kind", T::METRICS_KIND)], cause.is_none());
         self.cache.set_broken(cause)
     }
 

@@ -44,18 +44,16 @@ pub(super) struct Configure {
     pub(super) request_timeout: i64,
 }
 
-/// The answer to `Configure`: a bit for each event that the plugin subscribes to.
+/// The answer to `Configure`, a bit for each event that the plugin subscribes to, and to `Synchronize`, 1 if it expects more.
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct Subscription {
+pub(super) struct Answer {
     #[prost(int32, tag = "2")]
-    events: i32,
+    pub(super) number: i32,
 }
 
-impl Subscription {
-    /// Subscribes to all events that the plugin handles.
-    pub(super) fn to_all() -> Self {
-        Self { events: EVENTS.into_iter().map(|(number, _)| 1 << (number - 1)).sum() }
-    }
+/// Returns the answer that subscribes to all events that the plugin handles.
+pub(super) fn subscription() -> Answer {
+    Answer { number: EVENTS.into_iter().map(|(number, _)| 1 << (number - 1)).sum() }
 }
 
 /// The argument of `Synchronize`. The runtime splits a list that exceeds the limit of a message, and sets `more` in each
@@ -67,13 +65,6 @@ pub(super) struct Synchronize {
     #[prost(message, repeated, tag = "2")]
     pub(super) containers: Vec<Container>,
     #[prost(bool, tag = "3")]
-    pub(super) more: bool,
-}
-
-/// The answer to `Synchronize`.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct SynchronizeAnswer {
-    #[prost(bool, tag = "2")]
     pub(super) more: bool,
 }
 

@@ -1,13 +1,12 @@
 //! The agent as a plugin of the container runtime: the runtime reports each container before its first instruction
 //! (Node Resource Interface, NRI).
 
-mod connection;
 mod messages;
 pub(crate) mod session;
 mod ttrpc;
 
-pub use connection::run;
 pub(super) use session::START_TIMEOUT;
+pub use session::run;
 use tokio::sync::oneshot;
 
 /// What the runtime reports, in the order in which it reports it.

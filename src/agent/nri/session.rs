@@ -1,20 +1,29 @@
-//! One registration: the plugin's answers to the runtime, over any stream.
+//! Connects to the runtime's socket, and reconnects after each failure. One registration: the plugin's answers to the
+//! runtime, over any stream.
 
 use super::messages::{
-    Configure, PLUGIN_SERVICE, RUNTIME_SERVICE, RegisterPlugin, Subscription, Synchronize, SynchronizeAnswer, event,
+    Answer, Configure, PLUGIN_SERVICE, RUNTIME_SERVICE, RegisterPlugin, Synchronize, event, subscription,
 };
 use super::ttrpc::{
     self, Messages, OF_PLUGIN, OF_RUNTIME, REQUEST, RESPONSE, Request, Response, Status, UNIMPLEMENTED, short_text,
 };
 use super::{NriContainer, NriPod, NriReport, NriStatus};
+use crate::backoff::Backoff;
 use crate::cni::is_identifier;
+use crate::trusted_file::{check, is_trusted};
 use prost::{DecodeError, Message};
-use std::io;
+use std::convert::Infallible;
+use std::fs;
+use std::io::ErrorKind;
 use std::mem::{replace, take};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// The name and the index with which the plugin registers. The runtime calls plugins in the order of their indexes.
 const NAME: &str = "detour";
@@ -29,6 +38,11 @@ const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(30);
 pub(in crate::agent) const START_TIMEOUT: Duration = Duration::from_secs(1);
 /// The timeout for sending an answer.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The pause after the first failure.
+const MIN_BACKOFF: Duration = Duration::from_millis(100);
+/// The longest pause, without its random part: containers that start before the registration start captured.
+const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
 /// The state of a registration.
 #[derive(Debug)]
@@ -49,7 +63,8 @@ impl<'a> Session<'a> {
 
     /// Registers, and answers calls until the connection fails. Returns the cause.
     pub(crate) async fn serve(&mut self, reader: impl AsyncRead + Unpin, writer: impl AsyncWrite + Unpin) -> String {
-        self.exchange(reader, writer, Instant::now() + REGISTRATION_TIMEOUT).await.unwrap_or_else(|cause| cause)
+        let Err(cause) = self.exchange(reader, writer, Instant::now() + REGISTRATION_TIMEOUT).await;
+        cause
     }
 
     pub(super) async fn exchange(
@@ -57,7 +72,7 @@ impl<'a> Session<'a> {
         reader: impl AsyncRead + Unpin,
         mut writer: impl AsyncWrite + Unpin,
         deadline: Instant,
-    ) -> Result<String, String> {
+    ) -> Result<Infallible, String> {
         let argument = RegisterPlugin { name: NAME.to_owned(), index: INDEX.to_owned() };
         let registration = ttrpc::request(REGISTRATION, RUNTIME_SERVICE, "RegisterPlugin", &argument);
         send(&mut writer, &registration).await?;
@@ -71,12 +86,9 @@ impl<'a> Session<'a> {
                 })??,
             };
             let Some(message) = message else {
-                return Ok(match self.synchronized {
-                    true => "the runtime closed the connection; if it does not restart, see its log".to_owned(),
-                    false => {
-                        "the runtime closed the connection before it registered the plugin; see its log".to_owned()
-                    }
-                });
+                let when =
+                    if self.synchronized { "; if it does not restart," } else { " before it registered the plugin;" };
+                return Err(format!("the runtime closed the connection{when} see its log"));
             };
             match message.kind {
                 (OF_RUNTIME, REQUEST) => {
@@ -110,11 +122,11 @@ impl<'a> Session<'a> {
             _ if request.service != PLUGIN_SERVICE => result = Err(unknown()),
             "Configure" => {
                 self.configuration = Configure::decode(&*request.payload).map_err(malformed)?;
-                result = Ok(Subscription::to_all().encode_to_vec());
+                result = Ok(subscription().encode_to_vec());
             }
             "Synchronize" => {
                 let more = self.list(&request.payload)?;
-                result = Ok(SynchronizeAnswer { more }.encode_to_vec());
+                result = Ok(Answer { number: more.into() }.encode_to_vec());
                 if !more {
                     let (pods, containers) = take(&mut self.listed);
                     reports.push(NriReport::Synchronized(pods, containers));
@@ -175,8 +187,73 @@ fn malformed(_: DecodeError) -> String {
 async fn send(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> Result<(), String> {
     match timeout(SEND_TIMEOUT, writer.write_all(bytes)).await {
         // The next read reports the end of the connection.
-        Ok(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Ok(Err(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         Ok(sent) => sent.map_err(|error| format!("can't send to the runtime: {error}")),
         Err(_) => Err("the runtime does not read the plugin's answers".to_owned()),
     }
+}
+
+/// Registers with the runtime at `path`, and sends what it reports to `reports`, until their receiver is dropped. After a
+/// failure, it reconnects with a backoff of at most 1.5 s.
+pub async fn run(path: &Path, reports: mpsc::Sender<NriReport>) {
+    tokio::select! {
+        () = reports.closed() => {}
+        () = reconnect(path, &reports) => {}
+    }
+}
+
+/// Connects again and again.
+async fn reconnect(path: &Path, reports: &mpsc::Sender<NriReport>) {
+    let (mut backoff, mut last) = (Backoff::new(MIN_BACKOFF, MAX_BACKOFF), String::new());
+    loop {
+        let mut session = Session::new(reports);
+        let cause = match connect(path).await {
+            Ok(mut stream) => {
+                let (reader, writer) = stream.split();
+                session.serve(reader, writer).await
+            }
+            Err(cause) => cause,
+        };
+        if session.synchronized || last != cause {
+            let status = NriStatus::Disconnected(format!("{}: {cause}", path.display()));
+            // Fails only if the receiver has ended.
+            let _ = reports.send(NriReport::Status(status)).await;
+            last = cause;
+        }
+        sleep(backoff.pause(Instant::now().into_std())).await;
+    }
+}
+
+/// Connects to the socket, if only root can have created it.
+async fn connect(path: &Path) -> Result<UnixStream, String> {
+    let own = path.to_owned();
+    let path = spawn_blocking(move || checked(&own)).await.map_err(|error| error.to_string())??;
+    let stream = UnixStream::connect(path).await.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => not_found(),
+        ErrorKind::ConnectionRefused => "the runtime does not accept connections; check that it runs".into(),
+        ErrorKind::WouldBlock => "the runtime's connection queue is full".into(),
+        _ => format!("can't connect: {error}"),
+    })?;
+    let owner = stream.peer_cred().map_err(|error| format!("can't identify the listener: {error}"))?.uid();
+    if !is_trusted(owner) {
+        return Err(format!("expected root as listener on the socket, got UID {owner}; remove the socket"));
+    }
+    Ok(stream)
+}
+
+/// Returns the path without symbolic links, if it leads to a socket in a directory that only root can change.
+fn checked(path: &Path) -> Result<PathBuf, String> {
+    let (directory, name) = path.parent().zip(path.file_name()).ok_or_else(|| "expected a path".to_owned())?;
+    let directory =
+        check(directory).map_err(|error| if error.is_not_found() { not_found() } else { error.to_string() })?;
+    let path = directory.join(name);
+    // The kernel refuses connections to other files as to a socket without a listener.
+    if fs::metadata(&path).is_ok_and(|metadata| !metadata.file_type().is_socket()) {
+        return Err("expected a socket; correct the path in --nri-socket".to_owned());
+    }
+    Ok(path)
+}
+
+fn not_found() -> String {
+    "socket not found; check that the container runtime runs and that its configuration enables NRI".into()
 }

@@ -5,12 +5,10 @@ mod pass;
 mod pod_state;
 mod reconciler;
 mod repair;
-mod run;
 mod settings;
 mod suspicion;
 mod texts;
 
 pub(super) use pod_state::Finding;
 pub use reconciler::{ObservedNode, PodReconciler};
-pub(super) use run::PodSignals;
 pub use settings::{PodSettings, RepairMode};

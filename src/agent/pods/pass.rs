@@ -3,7 +3,7 @@
 use super::pod_state::{Finding, PodState};
 use super::repair::{LOCK_TIMEOUT, add, check_deletable, older_connections};
 use super::settings::{RepairMode, Tools};
-use super::suspicion::{Cause, Suspicion, diagnose, is_called, suspect};
+use super::suspicion::{Cause, Suspicion, diagnose, suspect};
 use super::texts;
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::Installed;
@@ -89,13 +89,13 @@ impl Pass<'_> {
         let (Tools { settings, metrics, .. }, now) = (self.tools, self.now());
         let lasts = state.fail(&error, &self.observed.full_name(), now);
         if let Some(cause) = repair.filter(|_| settings.repair != RepairMode::Off) {
-            metrics.repair(settings.repair.name(), "failed");
+            metrics.count("repairs", [("type", settings.repair.name()), ("result", "failed")]);
             state.report_hourly(texts::repair_failed(cause, &error.to_string()), now);
             return;
         }
-        metrics.look_failure(error.code.name());
+        metrics.count("look_failures", [("reason", error.code.name())]);
         if self.sandbox.is_some() {
-            metrics.policy_change("failed");
+            metrics.count("policy_changes", [("result", "failed")]);
         }
         if lasts {
             state.report_hourly(texts::failed(&error), now);
@@ -126,8 +126,8 @@ impl Pass<'_> {
         let next = if checks { now + self.interval() } else { state.next_check(now) };
         let is_meshed = is_meshed || repeated.has_rules;
         state.due = is_meshed.then_some(next);
-        if evaluates || !matches!(state.finding, Finding::Rejected(_)) {
-            state.finding = if repeated.has_rules { Finding::Current } else { Finding::Nothing };
+        if evaluates || !state.has(Finding::Rejected) {
+            state.finding = repeated.has_rules.then(|| (Finding::Current, String::new()));
         }
         if evaluates && is_meshed {
             self.report_absent(&repeated, state);
@@ -139,13 +139,13 @@ impl Pass<'_> {
             self.report_rejected(rejected, state);
         }
         if repeated.has_committed || !repeated.change.is_empty() {
-            state.changes.take(now);
+            state.count_change(now);
         }
         if !repeated.change.is_empty() {
-            metrics.policy_change("applied");
+            metrics.count("policy_changes", [("result", "applied")]);
             state.report(texts::changed(&repeated.change));
         } else if repeated.has_committed {
-            metrics.drift.inc();
+            metrics.count("drift", []);
             let older = || older_connections(self.observed, &sandbox.container_id, &repeated.netns);
             let older = if repeated.is_redirected { older() } else { 0 };
             self.report_repaired(RepairMode::InPlace, texts::repaired(Cause::Drift, older), state);
@@ -179,10 +179,10 @@ impl Pass<'_> {
     fn report_absent(&self, repeated: &Repeated, state: &mut PodState) {
         let absent = texts::absent(&repeated.absent, self.unknown().as_deref());
         if !absent.is_empty() {
-            state.finding = Finding::Rejected(absent.clone());
+            state.finding = Some((Finding::Rejected, absent.clone()));
         }
         if state.absent != absent && !absent.is_empty() {
-            self.tools.metrics.policy_change("rejected");
+            self.tools.metrics.count("policy_changes", [("result", "rejected")]);
             state.report(Event { warning: true, reason: "DetourPolicyRejected".into(), message: absent.clone() });
         }
         state.absent = absent;
@@ -191,7 +191,9 @@ impl Pass<'_> {
     /// Counts what the pod's guard has rejected since the last pass, and reports it.
     fn report_rejected(&self, rejected: Rejected, state: &mut PodState) {
         let new = rejected.since(std::mem::replace(&mut state.rejected, rejected));
-        self.tools.metrics.rejected_by_guard(new.outbound, new.inbound);
+        for (direction, count) in [("outbound", new.outbound), ("inbound", new.inbound)] {
+            self.tools.metrics.add("guard_rejected", [("direction", direction)], count);
+        }
         if new.is_any() {
             state.report_hourly(texts::rejected(new, &self.observed.pod), self.now());
         }
@@ -218,20 +220,19 @@ impl Pass<'_> {
         if now >= *state.suspected_since.get_or_insert(now) + VALIDATION_GRACE
             && state.report_hourly(texts::repair_failed(cause, why), now)
         {
-            self.tools.metrics.repair(mode.name(), "failed");
+            self.tools.metrics.count("repairs", [("type", mode.name()), ("result", "failed")]);
         }
     }
 
     /// Repairs a pod without saved state if its traffic bypasses the sidecar.
     fn repair(&self, installed: &Installed, suspicion: Suspicion, state: &mut PodState) -> Result<(), Failure> {
         let (mode, now) = (self.tools.settings.repair, self.now());
-        (state.due, state.finding) = (Some(now + self.interval()), Finding::Nothing);
+        (state.due, state.finding) = (Some(now + self.interval()), None);
         let looked = if suspicion.settled { self.look() } else { Ok((None, None)) };
         let status = looked.as_ref().ok().and_then(|(_, status)| status.as_ref());
-        let is_called = || is_called(installed, &self.observed.pod, &|object| self.tools.definition(object));
-        let cause = diagnose(suspicion, status).filter(|cause| *cause != Cause::NoRules || is_called());
+        let cause = diagnose(suspicion, status);
         if cause.is_some() && status.is_some_and(ContainerStatus::is_bare) {
-            state.finding = Finding::NoRules("the plugin was not called for it".to_owned());
+            state.finding = Some((Finding::NoRules, "the plugin was not called for it".to_owned()));
         }
         let Some(cause) = cause.filter(|_| mode != RepairMode::Off) else {
             state.suspected_since = None;
@@ -262,13 +263,12 @@ impl Pass<'_> {
             return Ok(());
         }
         self.tools.deletions.borrow_mut().take(now);
-        self.tools.account.delete(&self.observed.pod, &self.observed.resource_version).map_err(failed)?;
-        self.report_repaired(mode, texts::deleted(cause), state);
+        state.deletion = Some(cause);
         Ok(())
     }
 
     fn report_repaired(&self, mode: RepairMode, event: Event, state: &mut PodState) {
-        self.tools.metrics.repair(mode.name(), "done");
+        self.tools.metrics.count("repairs", [("type", mode.name()), ("result", "done")]);
         state.report(event);
     }
 
@@ -323,7 +323,7 @@ impl Pass<'_> {
             return Ok(());
         }
         state.report_hourly(texts::outside_mesh(&lacking), now);
-        state.finding = Finding::OutsideMesh(lacking);
+        state.finding = Some((Finding::OutsideMesh, lacking));
         Ok(())
     }
 

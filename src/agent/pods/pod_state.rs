@@ -1,5 +1,6 @@
 //! The state of a pod between two passes: when the next one is due, and what was found and reported.
 
+use super::suspicion::Cause;
 use crate::agent::token_bucket::TokenBucket;
 use crate::backoff::Backoff;
 use crate::cluster::Event;
@@ -25,22 +26,24 @@ const FAILURES_BEFORE_EVENT: u32 = 5;
 const EVENT_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// What is known about a pod.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct PodState {
     /// The time of the next pass; `None` to wait for a change.
     pub(super) due: Option<Instant>,
     /// The pod sandbox whose ADD was repeated last.
     pub(super) container_id: Option<String>,
-    /// What is not as it should be.
-    pub(super) finding: Finding,
+    /// What was found, with the reason of what is not as it should be; `None` if the pod has no rules and needs none.
+    pub(super) finding: Option<(Finding, String)>,
+    /// Why the pod is to be deleted.
+    pub(super) deletion: Option<Cause>,
     /// The last reported reasons why requests of the pod count as absent.
     pub(super) absent: String,
     /// Whether the pod was reported to have no guard.
     pub(super) unguarded: bool,
     /// What the guard had rejected at the last pass.
     pub(super) rejected: Rejected,
-    /// The changes of its rules.
-    pub(super) changes: TokenBucket,
+    /// The changes of its rules; `None` before the first one.
+    changes: Option<TokenBucket>,
     last_pass: Option<Instant>,
     /// When the live rules were compared with the desired ones.
     pub(super) last_check: Option<Instant>,
@@ -52,7 +55,8 @@ pub(super) struct PodState {
     failure: Option<String>,
     /// The number of failures in a row.
     failures: u32,
-    backoff: Backoff,
+    /// The pauses after these failures.
+    backoff: Option<Backoff>,
     /// The end of the pause after a failure, which a change of the pod does not shorten.
     not_before: Option<Instant>,
     /// The times of the last Events about states that last, by reason.
@@ -61,58 +65,49 @@ pub(super) struct PodState {
     pub(super) events: Vec<Event>,
 }
 
-/// What is not as it should be.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// The state of a pod's rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::agent) enum Finding {
-    /// Nothing, or the pod has no rules and needs none.
-    #[default]
-    Nothing,
     /// The pod has the rules of its policy.
     Current,
     /// Requests of the pod or its namespace count as absent.
-    Rejected(String),
+    Rejected,
     /// Its rules could not be checked or changed.
-    Failed(String),
+    Failed,
     /// It has a sidecar and no rules.
-    NoRules(String),
+    NoRules,
     /// It is enrolled in the ambient mesh, and its traffic does not reach ztunnel.
-    OutsideMesh(String),
+    OutsideMesh,
 }
 
 impl Finding {
-    /// The names of all but the first in reports and metrics.
+    /// The names in reports and metrics, in their order.
     pub(in crate::agent) const NAMES: [&str; 5] = ["current", "rejected", "failed", "none", "outside"];
 }
 
 impl PodState {
     /// Creates the state of a new pod.
     pub(super) fn new(due: Instant) -> Self {
-        Self {
-            due: Some(due),
-            container_id: None,
-            finding: Finding::Nothing,
-            absent: String::new(),
-            unguarded: false,
-            rejected: Rejected::default(),
-            changes: TokenBucket::new(CHANGES, REFILL_TIME),
-            last_pass: None,
-            last_check: None,
-            suspected_since: None,
-            outside_since: None,
-            failure: None,
-            failures: 0,
-            backoff: Backoff::new(MIN_PAUSE, MAX_PAUSE),
-            not_before: None,
-            reported: BTreeMap::new(),
-            events: Vec::new(),
-        }
+        Self { due: Some(due), ..Self::default() }
     }
 
     /// Schedules a pass soon, because the pod has changed.
     pub(super) fn changed(&mut self, now: Instant) {
         let last = self.last_pass.map(|last| last + MIN_INTERVAL);
-        let soon = self.changes.next(now).into_iter().chain(self.not_before).chain(last).max();
+        let soon = self
+            .changes
+            .as_mut()
+            .and_then(|changes| changes.next(now))
+            .into_iter()
+            .chain(self.not_before)
+            .chain(last)
+            .max();
         self.wake(soon.unwrap_or(now).max(now));
+    }
+
+    /// Counts a change of the pod's rules.
+    pub(super) fn count_change(&mut self, now: Instant) {
+        self.changes.get_or_insert(TokenBucket::new(CHANGES, REFILL_TIME)).take(now);
     }
 
     /// Begins a pass.
@@ -127,7 +122,7 @@ impl PodState {
 
     /// Schedules no pass until the pod changes.
     pub(super) fn rest(&mut self) {
-        (self.due, self.suspected_since, self.finding) = (None, None, Finding::Nothing);
+        (self.due, self.suspected_since, self.finding) = (None, None, None);
     }
 
     /// Returns when the live rules of a pod that changes often may be compared again.
@@ -137,25 +132,29 @@ impl PodState {
 
     /// Records that the pass has succeeded.
     pub(super) fn succeed(&mut self) {
-        self.backoff.reset();
-        (self.failures, self.not_before, self.failure) = (0, None, None);
+        (self.failures, self.backoff, self.not_before, self.failure) = (0, None, None, None);
     }
 
     /// Records a failure, and logs it once until it changes. The pauses grow, so that a pod whose own processes cause failures
     /// does not take the time of others. Returns whether the failure lasts.
     pub(super) fn fail(&mut self, error: &Error, pod: &str, now: Instant) -> bool {
         self.failures = self.failures.saturating_add(1);
-        self.not_before = Some(now + self.backoff.pause(now));
+        self.not_before = Some(now + self.backoff.get_or_insert(Backoff::new(MIN_PAUSE, MAX_PAUSE)).pause(now));
         self.due = self.not_before;
         let message = error.to_string();
         if self.failure.as_ref() != Some(&message) {
             tracing::warn!("pod {pod}: its rules are neither checked nor changed: {message}");
         }
-        if !matches!(self.finding, Finding::NoRules(_)) {
-            self.finding = Finding::Failed(message.clone());
+        if !self.has(Finding::NoRules) {
+            self.finding = Some((Finding::Failed, message.clone()));
         }
         self.failure = Some(message);
         error.code == Code::ForeignRules || self.failures >= FAILURES_BEFORE_EVENT
+    }
+
+    /// Whether this was found.
+    pub(super) fn has(&self, wanted: Finding) -> bool {
+        self.finding.as_ref().is_some_and(|(finding, _)| *finding == wanted)
     }
 
     /// Reports a change.
@@ -203,7 +202,7 @@ mod tests {
             pauses.push((next - now).as_millis());
             now = next;
             state.begin(now);
-            state.changes.take(now);
+            state.count_change(now);
         }
         assert_eq!(pauses[..3], [0, 500, 500]);
         assert_eq!(pauses[33..], [10_000; 7], "{pauses:?}");
@@ -226,7 +225,7 @@ mod tests {
         for (pause, expected) in pauses.iter().zip([1, 2, 4, 8, 16, 32, 64, 128, 256, 300]) {
             assert!(expected * SECOND <= *pause && *pause < expected * SECOND * 3 / 2, "{pauses:?}");
         }
-        assert_eq!(state.finding, Finding::Failed("busy".into()));
+        assert_eq!(state.finding, Some((Finding::Failed, "busy".into())));
         assert!(state.fail(&Error::new(Code::ForeignRules, "too many"), "shop/web-0", now), "at once");
         state.succeed();
         state.due = None;

@@ -1,12 +1,15 @@
-//! The queue of the node's pods: which pod has the next pass, and what the passes found.
+//! The queue of the node's pods: which pod has the next pass, and what the passes found. Its task runs the passes.
 
 use super::pass::{INTERVAL, Pass};
-use super::pod_state::{Finding, PodState};
+use super::pod_state::{Finding, MIN_INTERVAL, PodState};
 use super::settings::{PodSettings, Tools};
-use crate::agent::facts::ObservedPod;
+use super::suspicion::Cause;
+use super::texts;
+use crate::agent::facts::{ObservedPod, SharedFacts};
 use crate::agent::install::{Installed, NodeFiles};
 use crate::agent::metrics::Metrics;
 use crate::agent::pod_reports::PodReports;
+use crate::cgroup;
 use crate::cluster::agent::{MAX_FINDINGS, PodFinding, PoliciesReport};
 use crate::cluster::{Api, Event};
 use crate::host_path::{HostPath, HostRoot};
@@ -20,11 +23,20 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, watch};
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+
+/// The minimum pause if no pod is due, in which changes are collected.
+const MIN_PAUSE: Duration = Duration::from_millis(20);
+/// The pause if no pod is due, as a multiple of the time to find that out: pods that change all the time take at most a
+/// fifth of a processor.
+const PAUSE_FACTOR: u32 = 4;
+/// The longest of these pauses. A pod is not changed more often either.
+const MAX_PAUSE: Duration = MIN_INTERVAL;
 
 /// The longest pause without a pass.
 const LONG_PAUSE: Duration = Duration::from_secs(600);
-/// The pause after a configuration or saved state that can't be read.
-const RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// The observed state of the node's pods.
 #[derive(Debug, Clone, Default)]
@@ -42,14 +54,25 @@ struct TrackedPod {
     state: PodState,
 }
 
+impl TrackedPod {
+    /// Logs the Events of the pod and creates them. Returns them.
+    fn create_events(&mut self, reports: &PodReports) -> Vec<Event> {
+        let events = std::mem::take(&mut self.state.events);
+        events.iter().for_each(|event| reports.report(&self.observed.pod.reference(), event.clone()));
+        events
+    }
+}
+
 /// The state between two passes. No failure ends the agent.
 pub struct PodReconciler {
-    pub(super) tools: Tools,
+    tools: Tools,
     reports: PodReports,
     /// By UID.
     pods: BTreeMap<String, TrackedPod>,
     /// The UIDs of the pods that are due.
     queue: VecDeque<String>,
+    /// The pod that the last pass has selected for deletion.
+    deletion: Option<(String, Cause)>,
     /// The pod sandboxes with saved state.
     sandboxes: Sandboxes,
     /// The installed configurations; empty if they can't be read.
@@ -62,8 +85,6 @@ pub struct PodReconciler {
     has_changed: bool,
     /// Whether saved state of pods that have ended may exist.
     needs_cleanup: bool,
-    /// The end of the pause after a failure.
-    retry: Option<Instant>,
     /// The last logged failure.
     logged: String,
 }
@@ -77,14 +98,74 @@ impl PodReconciler {
             reports,
             pods: BTreeMap::new(),
             queue: VecDeque::new(),
+            deletion: None,
             sandboxes: Sandboxes::default(),
             installed: Vec::new(),
             leads: false,
             was_current: false,
             has_changed: false,
             needs_cleanup: true,
-            retry: None,
             logged: String::new(),
+        }
+    }
+
+    /// Runs the passes, which block, in the agent's pool of threads, one after the other: from the first attempt to install
+    /// the plugin on, until the sender of `leads` is dropped. `leads` changes with each attempt. `damaged` gets the pods
+    /// whose rules for excluded containers are missing; `policies` are the reports for the agent socket.
+    pub(in crate::agent) async fn run(
+        mut self,
+        facts: SharedFacts,
+        policies: watch::Sender<PoliciesReport>,
+        mut leads: watch::Receiver<bool>,
+        mut damaged: mpsc::Receiver<PodRef>,
+    ) {
+        let [mut pods, mut namespaces] = facts.changes();
+        if leads.changed().await.is_err() {
+            return;
+        }
+        policies.send_replace(self.empty_report());
+        let mut role = Some(*leads.borrow_and_update());
+        loop {
+            let (started, facts) = (Instant::now(), facts.clone());
+            let step = move || {
+                if let Some(leads) = role {
+                    self.update_node(leads, started);
+                }
+                // Only the rules of excluded containers need it; if it fails, only they are refused.
+                if let Err(error) = cgroup::enter_host_namespace(&HostRoot::new(self.tools.node.root())) {
+                    tracing::debug!("{error}");
+                }
+                let was_due = self.run_next(&observed(&facts), started).is_some();
+                (self, was_due)
+            };
+            pods.mark_unchanged();
+            namespaces.mark_unchanged();
+            // Fails only if the pass panics.
+            let Ok((reconciler, was_due)) = spawn_blocking(step).await else { return };
+            (self, role) = (reconciler, None);
+            self.delete(Instant::now()).await;
+            if let Some(report) = self.changed_report() {
+                policies.send_replace(report);
+            }
+            let mut wait = Duration::ZERO;
+            if !was_due {
+                sleep((started.elapsed() * PAUSE_FACTOR).clamp(MIN_PAUSE, MAX_PAUSE)).await;
+                wait = self.pause(Instant::now());
+            }
+            tokio::select! {
+                biased;
+                changed = leads.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    role = Some(*leads.borrow_and_update());
+                }
+                Some(pod) = damaged.recv() => self.check_soon(&pod, Instant::now()),
+                // The senders are in the caches, which this task owns too.
+                _ = pods.changed() => {}
+                _ = namespaces.changed() => {}
+                () = sleep(wait) => {}
+            }
         }
     }
 
@@ -103,23 +184,20 @@ impl PodReconciler {
         }
         match read_installed(&self.tools.node) {
             Ok(installed) => {
-                (self.retry, self.logged) = (None, String::new());
+                self.logged.clear();
                 if has_taken_over || self.installed != installed {
                     self.installed = installed;
                     self.pods.values_mut().for_each(|pod| pod.state.changed(now));
                 }
             }
-            Err(error) => {
-                self.installed = Vec::new();
-                self.fail(&error, now);
-            }
+            Err(error) => self.fail(&error),
         }
     }
 
-    /// Logs a failure, once until it changes, and schedules a retry.
-    fn fail(&mut self, error: &dyn Display, now: Instant) {
+    /// Logs a failure, once until it changes. There is no pass until the next attempt to install the plugin.
+    fn fail(&mut self, error: &dyn Display) {
+        self.installed.clear();
         let failure = format!("running pods are neither repaired nor changed: {error}");
-        self.retry = Some(now + RETRY_DELAY);
         if self.logged != failure {
             tracing::warn!("{failure}");
             self.logged = failure;
@@ -129,20 +207,17 @@ impl PodReconciler {
     /// Returns the time until a pod is due.
     #[must_use]
     pub fn pause(&self, now: Instant) -> Duration {
-        if !self.leads {
+        if !self.leads || self.installed.is_empty() {
             return LONG_PAUSE;
         }
         let due = self.pods.values().filter_map(|pod| pod.state.due).min();
-        self.retry.or(due).map_or(LONG_PAUSE, |next| next.saturating_duration_since(now))
+        due.map_or(LONG_PAUSE, |next| next.saturating_duration_since(now))
     }
 
     /// Updates the observed states, and runs the pass over the next pod that is due at `now`. Returns its Events; `None` if
     /// no pod is due.
     pub fn run_next(&mut self, node: &ObservedNode, now: Instant) -> Option<Vec<Event>> {
-        if self.leads && self.retry.is_some_and(|retry| retry <= now) {
-            self.update_node(true, now);
-        }
-        if !self.leads || self.installed.is_empty() || self.retry.is_some() {
+        if !self.leads || self.installed.is_empty() {
             return None;
         }
         self.update(node, now);
@@ -154,7 +229,7 @@ impl PodReconciler {
                 return None;
             }
             if let Err(error) = self.sandboxes.refresh() {
-                self.fail(&error, now);
+                self.fail(&error);
                 return None;
             }
             due.sort();
@@ -163,7 +238,7 @@ impl PodReconciler {
         let uid = std::iter::from_fn(|| self.queue.pop_front()).find(|uid| self.pods.contains_key(uid))?;
         let pod = self.pods.get_mut(&uid)?;
         if pod.state.due.is_some_and(|due| now >= due + INTERVAL) {
-            self.tools.metrics.overflows.inc();
+            self.tools.metrics.count("repair_queue_overflows", []);
         }
         let pass = Pass {
             tools: &self.tools,
@@ -175,17 +250,30 @@ impl PodReconciler {
             sandbox: self.sandboxes.of(&pod.observed.pod, &HostRoot::new(self.tools.node.root())),
         };
         pass.run(&mut pod.state);
-        let (name, events) = (pod.observed.full_name(), std::mem::take(&mut pod.state.events));
-        for event in &events {
-            if event.warning {
-                tracing::warn!(pod = name, "{}", event.message);
-            } else {
-                tracing::info!(pod = name, "{}", event.message);
-            }
-            self.reports.event(&pod.observed.pod.reference(), event.clone());
-        }
+        self.deletion = pod.state.deletion.take().map(|cause| (uid, cause));
         self.has_changed = true;
-        Some(events)
+        Some(pod.create_events(&self.reports))
+    }
+
+    /// Deletes the pod that the last pass has selected. Returns its Events.
+    pub async fn delete(&mut self, now: Instant) -> Vec<Event> {
+        let Some((uid, cause)) = self.deletion.take() else { return Vec::new() };
+        let (Tools { account, metrics, settings, .. }, Some(pod)) = (&self.tools, self.pods.get_mut(&uid)) else {
+            return Vec::new();
+        };
+        let result = match account.delete(&pod.observed.pod, &pod.observed.resource_version).await {
+            Ok(()) => {
+                pod.state.report(texts::deleted(cause));
+                "done"
+            }
+            Err(error) => {
+                pod.state.fail(&error, &pod.observed.full_name(), now);
+                pod.state.report_hourly(texts::repair_failed(cause, &error.to_string()), now);
+                "failed"
+            }
+        };
+        metrics.count("repairs", [("type", settings.repair.name()), ("result", result)]);
+        pod.create_events(&self.reports)
     }
 
     /// Updates the observed states. A pass over each pod that has changed is due.
@@ -211,7 +299,7 @@ impl PodReconciler {
     }
 
     /// Starts a pass over a pod soon.
-    pub(super) fn check_soon(&mut self, pod: &PodRef, now: Instant) {
+    fn check_soon(&mut self, pod: &PodRef, now: Instant) {
         let is_named = |tracked: &&mut TrackedPod| {
             let own = &tracked.observed.pod;
             (&own.namespace, &own.name) == (&pod.namespace, &pod.name) && own.matches(pod)
@@ -233,27 +321,21 @@ impl PodReconciler {
     }
 
     /// Returns the report about the rules of the node's pods if it may have changed, and sets the metrics.
-    pub(super) fn changed_report(&mut self) -> Option<PoliciesReport> {
+    fn changed_report(&mut self) -> Option<PoliciesReport> {
         if !std::mem::take(&mut self.has_changed) {
             return None;
         }
         let (mut report, mut counts) = (self.empty_report(), [0; 5]);
         for pod in self.pods.values() {
-            let (kind, reason) = match &pod.state.finding {
-                Finding::Nothing => continue,
-                Finding::Current => (0, None),
-                Finding::Rejected(reason) => (1, Some(reason)),
-                Finding::Failed(reason) => (2, Some(reason)),
-                Finding::NoRules(reason) => (3, Some(reason)),
-                Finding::OutsideMesh(reason) => (4, Some(reason)),
-            };
-            counts[kind] += 1;
-            let reason = reason.filter(|_| report.findings.len() < MAX_FINDINGS);
-            report.findings.extend(reason.map(|reason| PodFinding {
-                pod: pod.observed.pod.reference(),
-                state: Finding::NAMES[kind].to_owned(),
-                reason: reason.clone(),
-            }));
+            let Some((finding, reason)) = &pod.state.finding else { continue };
+            counts[*finding as usize] += 1;
+            if *finding != Finding::Current && report.findings.len() < MAX_FINDINGS {
+                report.findings.push(PodFinding {
+                    pod: pod.observed.pod.reference(),
+                    state: Finding::NAMES[*finding as usize].to_owned(),
+                    reason: reason.clone(),
+                });
+            }
         }
         let [current, rejected, failed, none, outside] = counts;
         self.tools.metrics.pods(counts);
@@ -261,9 +343,17 @@ impl PodReconciler {
     }
 
     /// Returns a report without pods.
-    pub(super) fn empty_report(&self) -> PoliciesReport {
+    fn empty_report(&self) -> PoliciesReport {
         PoliciesReport { follows: Some(self.tools.settings.live_policy), ..PoliciesReport::default() }
     }
+}
+
+fn observed(facts: &SharedFacts) -> ObservedNode {
+    let with_namespace = |observed: Arc<ObservedPod>| {
+        let namespace = facts.namespace(&observed.pod.namespace);
+        (observed, namespace)
+    };
+    ObservedNode { pods: facts.all_pods().into_iter().map(with_namespace).collect(), is_current: facts.are_current() }
 }
 
 /// Reads the installed configurations.

@@ -3,12 +3,12 @@
 use crate::agent::install::NodeFiles;
 use crate::agent::metrics::Metrics;
 use crate::agent::token_bucket::TokenBucket;
-use crate::cluster::{Api, DefinitionQuery, Definitions, Lookup, ObjectRef};
+use crate::cluster::Api;
 use crate::cni::Error;
 use crate::netns::find::{FoundNetns, NodeSnapshot};
 use crate::pod::Pod;
 use clap::ValueEnum;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 /// The deletions of pods of the node that follow one another without a pause, and the time after which one more is allowed.
@@ -17,9 +17,6 @@ const DELETIONS: u32 = 5;
 const DELETION_REFILL_TIME: Duration = Duration::from_secs(12);
 /// The age up to which a snapshot of the node's network namespaces is used for further pods.
 const SNAPSHOT_AGE: Duration = Duration::from_secs(5);
-/// The timeout for a definition that a pod without rules selects, and the pause after one that the API server did not return.
-const DEFINITION_TIMEOUT: Duration = Duration::from_secs(2);
-const DEFINITION_PAUSE: Duration = Duration::from_secs(60);
 
 /// What the agent does about running pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,15 +69,12 @@ pub(super) struct Tools {
     pub(super) deletions: RefCell<TokenBucket>,
     /// The node's network namespaces, and when they were read.
     snapshot: RefCell<Option<(Instant, NodeSnapshot)>>,
-    /// When the API server last did not return a definition.
-    definition_failed: Cell<Option<Instant>>,
 }
 
 impl Tools {
     pub(super) fn new(settings: PodSettings, node: NodeFiles, account: Api, metrics: Metrics) -> Self {
         let deletions = RefCell::new(TokenBucket::new(DELETIONS, DELETION_REFILL_TIME));
-        let (snapshot, definition_failed) = (RefCell::default(), Cell::default());
-        Self { settings, node, account, metrics, deletions, snapshot, definition_failed }
+        Self { settings, node, account, metrics, deletions, snapshot: RefCell::default() }
     }
 
     /// Returns the network namespace of a pod; `None` if it is not found.
@@ -94,22 +88,5 @@ impl Tools {
         }
         let (_, fresh) = snapshot.insert((Instant::now(), NodeSnapshot::take(self.node.root())?));
         fresh.of_pod(pod)
-    }
-
-    /// Returns a definition; `None` if it can't be looked up. After a failure, none is looked up for some time: other pods
-    /// must not wait for an API server that does not answer.
-    pub(super) fn definition(&self, object: &ObjectRef) -> Option<Lookup> {
-        if self.definition_failed.get().is_some_and(|failed| failed.elapsed() < DEFINITION_PAUSE) {
-            return None;
-        }
-        let query = DefinitionQuery { object: object.clone(), awaited: false };
-        match self.account.within(DEFINITION_TIMEOUT).once().definitions(&[query]) {
-            Ok(found) => found.into_iter().next(),
-            Err(error) => {
-                tracing::debug!("{error}");
-                self.definition_failed.set(Some(Instant::now()));
-                None
-            }
-        }
     }
 }

@@ -2,7 +2,6 @@
 
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::Installed;
-use crate::cluster::{Lookup, ObjectRef};
 use crate::cni::Block;
 use crate::networks::{self, InstalledNetwork};
 use crate::plugin::evaluation;
@@ -60,7 +59,7 @@ pub(super) fn suspect<'a>(
     let including: Vec<_> =
         installed.iter().filter(|installed| skip_reason(&installed.conf, &name).is_none()).collect();
     let redirects_any = including.iter().any(|installed| redirections(installed).next().is_some());
-    let redirecting = including.iter().find(|it| is_called(it, pod, &|_| None) && redirects(it, pod)).copied();
+    let redirecting = including.iter().find(|it| is_called(it, pod) && redirects(it, pod)).copied();
     let installed = redirecting.or_else(|| including.first().copied())?;
     let is_injected = pod.annotations.contains_key(INJECTION_STATUS);
     let suspicion = Suspicion {
@@ -86,10 +85,9 @@ pub(super) fn diagnose(suspicion: Suspicion, status: Option<&ContainerStatus>) -
 }
 
 /// Whether the plugin is called for the pod: always from the cluster network's configuration list, and otherwise for
-/// pods that select its network. Without definitions, a selection counts: Multus would not have started the pod
-/// otherwise.
-pub(super) fn is_called(installed: &Installed, pod: &Pod, look_up: &dyn Fn(&ObjectRef) -> Option<Lookup>) -> bool {
-    let network = || networks::installed_network(pod, &installed.conf.name, look_up);
+/// pods that select its network.
+fn is_called(installed: &Installed, pod: &Pod) -> bool {
+    let network = || networks::installed_network(pod, &installed.conf.name, &|_| None);
     installed.for_every_pod || matches!(network(), Ok(InstalledNetwork::Runs | InstalledNetwork::Unknown(_)))
 }
 
@@ -107,7 +105,6 @@ fn redirects(installed: &Installed, pod: &Pod) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::Definition;
     use crate::cni::configuration;
     use crate::pod::Container;
     use crate::state::Attachment;
@@ -195,25 +192,6 @@ mod tests {
         let answers =
             [None, Some("default/other"), Some("a, default/n"), Some("n@net1"), Some("[broken")].map(redirectable);
         assert_eq!(answers, [false, false, true, true, false]);
-    }
-
-    #[test]
-    fn a_definition_with_its_own_configuration_does_not_use_the_installed_one() {
-        let own = installed(LISTED, false);
-        let is_called = |networks: (&str, &str), definition: Option<Lookup>| {
-            let observed =
-                changed(|observed| drop(observed.pod.annotations.insert(networks.0.into(), networks.1.into())));
-            is_called(&own, &observed.pod, &|_| definition.clone())
-        };
-        let found = |config: &str| {
-            let config = config.to_owned();
-            Some(Lookup::Found(Definition { config, ..Definition::default() }))
-        };
-        for networks in [("k8s.v1.cni.cncf.io/networks", "n"), ("v1.multus-cni.io/default-network", "n")] {
-            assert!(is_called(networks, found("")) && is_called(networks, None), "{networks:?}");
-            assert!(!is_called(networks, found(r#"{"type": "istio-cni"}"#)), "{networks:?}");
-            assert!(!is_called(networks, Some(Lookup::Missing(String::new()))), "{networks:?}");
-        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What the agent's main loop does with the node's files. All of it blocks, so it runs in the pool of threads.
 
-use super::iteration::Iteration;
+use super::iteration::{Iteration, Obstacle, with_notes};
 use crate::agent::install::{DesiredState, InstallError, InstallPlan, Leadership, NodeFiles};
 use crate::agent::metrics::Metrics;
 use crate::agent::socket;
@@ -129,31 +129,30 @@ impl Installer {
         self.watch.directories(&self.directories(desired.as_ref().ok().map(|found| &found.desired)));
         let DesiredInstallation { desired, rejected } = match desired {
             Ok(desired) => desired,
-            Err(reason) => return (Iteration::Failed(reason), None),
+            Err(reason) => return (Iteration::Obstructed(Obstacle::Failed, reason), None),
         };
-        let iteration = self.reconcile(&desired).unwrap_or_else(|error| match error {
-            InstallError::Owned(_) => Iteration::Occupied(error.to_string()),
-            error => Iteration::Failed(error.to_string()),
+        let iteration = self.reconcile(&desired).unwrap_or_else(|error| {
+            let is_owned = matches!(error, InstallError::Owned(_));
+            Iteration::Obstructed(if is_owned { Obstacle::Occupied } else { Obstacle::Failed }, error.to_string())
         });
         (iteration, rejected)
     }
 
     fn reconcile(&self, desired: &DesiredState) -> Result<Iteration, InstallError> {
         let plan = self.node().change(Some(desired))?;
-        let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
         if desired.multus_chain.is_some() {
-            self.metrics.multus_chain(plan.invalid_chain_files.len());
+            self.metrics.set("multus_chain_invalid_files", [], plan.invalid_chain_files.len());
         }
-        Ok(match (&plan.waits_for, &plan.lacks) {
-            _ if plan.refused.is_some() => Iteration::Failed(with_notes(plan.unmet().unwrap_or_default())),
-            (None, _) if plan.follows => Iteration::Followed(Box::new(plan)),
-            _ if !plan.actions.is_empty() => Iteration::Repaired(Box::new(plan)),
-            (Some(missing), _) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
-            (None, _) if !plan.invalid_chain_files.is_empty() => {
-                Iteration::ChainSkipped(with_notes(plan.unmet().unwrap_or_default()))
+        Ok(match plan.unmet() {
+            Some(unmet) if plan.refused.is_some() || plan.actions.is_empty() => {
+                let obstacle = match (&plan.refused, &plan.waits_for) {
+                    (Some(_), _) => Obstacle::Failed,
+                    (None, Some(_)) => Obstacle::Waits,
+                    (None, None) => Obstacle::ChainSkipped,
+                };
+                Iteration::Obstructed(obstacle, with_notes(unmet, &plan))
             }
-            (None, Some(lacking)) => Iteration::Lacks(with_notes(format!("missing: {lacking}"))),
-            (None, None) => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
+            _ => Iteration::Installed(Box::new(plan)),
         })
     }
 

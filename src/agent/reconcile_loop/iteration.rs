@@ -1,5 +1,5 @@
-//! The result of one iteration of the loop, and its consequences: the node's readiness, its taint, and the next
-//! iteration.
+//! The result of one iteration of the loop, and its consequences: the node's readiness, its taint, the next iteration,
+//! and what is logged.
 //!
 //! A single repair of a ready node does not change its readiness: the file was missing for milliseconds, and a taint
 //! that comes and goes helps no pod. A node that was not ready becomes ready only after the installation has stayed in
@@ -8,6 +8,7 @@
 
 use crate::agent::install::InstallPlan;
 use crate::agent::metrics::Metrics;
+use crate::cluster::Event;
 use std::time::{Duration, Instant};
 
 /// The interval of reconciliations without a change: not every file system reports changes.
@@ -16,23 +17,25 @@ pub(super) const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// The pause after the own list followed its source, which limits the load while another process keeps writing that.
 const FOLLOW_DELAY: Duration = Duration::from_millis(50);
+
 /// The result of one iteration.
 pub(super) enum Iteration {
-    /// The node has the desired state. The text has the notes of the plan.
-    Settled(String),
-    /// The node has the desired state, except the credentials of the plugin, as the text describes.
-    Lacks(String),
-    /// This plan was applied.
-    Repaired(Box<InstallPlan>),
-    /// The own list was written again because its source changed. Everything else was in place.
-    Followed(Box<InstallPlan>),
-    /// Something is missing that another tool must provide, described by the text.
-    Waits(String),
-    /// Multus skips its auxiliary chain because of another tool's file, described by the text.
-    ChainSkipped(String),
-    Failed(String),
-    /// The installation on the node belongs to another DaemonSet, which the text names.
-    Occupied(String),
+    /// This plan was applied. Without actions, everything was in place.
+    Installed(Box<InstallPlan>),
+    /// The plugin is not installed or not called, as the text describes.
+    Obstructed(Obstacle, String),
+}
+
+/// Why the plugin is not installed or not called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Obstacle {
+    Failed,
+    /// The installation on the node belongs to another DaemonSet.
+    Occupied,
+    /// Something is missing that another tool must provide.
+    Waits,
+    /// Multus skips its auxiliary chain because of another tool's file.
+    ChainSkipped,
 }
 
 /// The consequence of an iteration for the node's readiness.
@@ -48,81 +51,84 @@ pub(super) enum Readiness {
 impl Iteration {
     /// Returns the readiness of the node, the delay before the next iteration, and whether to ignore events until then.
     pub(super) fn assess(&self, stability: &mut Stability, now: Instant) -> (Readiness, Duration, bool) {
-        let (readiness, delay, ignore_events) = self.assess_files(stability, now);
-        match self.lacks() {
-            Some(reason) if !matches!(readiness, Readiness::Not(_)) => {
-                stability.not_ready();
-                (Readiness::Not(reason), delay.min(RETRY_DELAY), ignore_events)
-            }
-            _ => (readiness, delay, ignore_events),
-        }
-    }
-
-    /// Returns which credentials the plugin lacks.
-    fn lacks(&self) -> Option<String> {
-        match self {
-            Self::Lacks(reason) => Some(reason.clone()),
-            Self::Repaired(plan) | Self::Followed(plan) => {
-                plan.lacks.as_ref().map(|lacking| format!("missing: {lacking}"))
-            }
-            _ => None,
-        }
-    }
-
-    /// As [`Self::assess`], without the credentials.
-    fn assess_files(&self, stability: &mut Stability, now: Instant) -> (Readiness, Duration, bool) {
-        match self {
-            Self::Settled(_) | Self::Lacks(_) | Self::Followed(_) => {
-                let left = stability.in_place(now);
-                let readiness = if stability.is_ready() { Readiness::Ready } else { Readiness::Confirming };
-                match self {
-                    Self::Followed(_) => (readiness, FOLLOW_DELAY, true),
-                    _ if left.is_zero() => (readiness, RESYNC_INTERVAL, false),
-                    _ => (readiness, left, false),
-                }
-            }
-            Self::Repaired(plan) => {
-                let pause = stability.repaired();
-                let readiness = match plan.unmet() {
-                    Some(missing) => {
-                        stability.incomplete();
-                        Readiness::Not(missing)
-                    }
-                    None if stability.is_contested() => Readiness::Not(contested(plan, stability)),
-                    None if stability.is_ready() => Readiness::Ready,
-                    None => Readiness::Confirming,
-                };
-                (readiness, pause, true)
-            }
-            Self::Waits(reason) | Self::ChainSkipped(reason) | Self::Occupied(reason) => {
+        let plan = match self {
+            Self::Installed(plan) => plan,
+            Self::Obstructed(obstacle, reason) => {
                 stability.incomplete();
-                (Readiness::Not(reason.clone()), RETRY_DELAY, false)
+                return (Readiness::Not(reason.clone()), RETRY_DELAY, *obstacle == Obstacle::Failed);
             }
-            Self::Failed(reason) => {
-                stability.incomplete();
-                (Readiness::Not(reason.clone()), RETRY_DELAY, true)
-            }
+        };
+        let has_changed = !plan.actions.is_empty();
+        let is_repair = has_changed && !plan.follows;
+        let left = if is_repair { stability.repaired() } else { stability.in_place(now) };
+        let delay = match has_changed {
+            true if plan.follows => FOLLOW_DELAY,
+            false if left.is_zero() => RESYNC_INTERVAL,
+            _ => left,
+        };
+        if let Some(missing) = plan.unmet() {
+            stability.incomplete();
+            return (Readiness::Not(missing), delay, has_changed);
         }
+        let readiness = match plan.lacks {
+            _ if is_repair && stability.is_contested() => Readiness::Not(contested(plan, stability)),
+            Some(_) => {
+                // Everything that can be installed is in place.
+                stability.ready = false;
+                return (Readiness::Not(state(plan)), delay.min(RETRY_DELAY), has_changed);
+            }
+            None if stability.ready => Readiness::Ready,
+            None => Readiness::Confirming,
+        };
+        (readiness, delay, has_changed)
     }
 
     /// Returns whether the node needs no taint; `None` if the taint does not change: an agent that has just replaced the
     /// program, as in an upgrade, does not know yet.
     pub(super) fn taint_decision(&self, readiness: &Readiness) -> Option<bool> {
         match (self, readiness) {
-            (Self::Occupied(_), _) | (_, Readiness::Confirming) => None,
+            (Self::Obstructed(Obstacle::Occupied, _), _) | (_, Readiness::Confirming) => None,
             (_, Readiness::Ready) => Some(true),
             (_, Readiness::Not(_)) => Some(false),
         }
     }
 
     pub(super) fn count(&self, metrics: &Metrics, readiness: &Readiness) {
-        metrics.ready.set((*readiness == Readiness::Ready).into());
+        metrics.set("install_ready", [], *readiness == Readiness::Ready);
         match self {
-            Self::Repaired(_) => metrics.install("done"),
-            Self::Failed(_) | Self::Occupied(_) => metrics.install("failed"),
+            Self::Installed(plan) if !plan.actions.is_empty() && !plan.follows => {
+                metrics.count("installs", [("result", "done")])
+            }
+            Self::Obstructed(Obstacle::Failed | Obstacle::Occupied, _) => {
+                metrics.count("installs", [("result", "failed")])
+            }
             _ => {}
         }
     }
+
+    /// Returns the Event for a rejected configuration, for another reason that prevents the installation, or for Multus's
+    /// auxiliary chain that Multus skips.
+    pub(super) fn event(&self, rejected: Option<&str>) -> Option<Event> {
+        let (reason, message) = match (rejected, self) {
+            (Some(message), _) => ("DetourConfigurationRejected", message.to_owned()),
+            (None, Self::Obstructed(Obstacle::Waits, _)) => return None,
+            (None, Self::Obstructed(Obstacle::ChainSkipped, message)) => ("DetourChainSkipped", message.clone()),
+            (None, Self::Obstructed(_, message)) => ("DetourNotInstalled", message.clone()),
+            (None, Self::Installed(plan)) if plan.lacks.is_some() => ("DetourNotInstalled", state(plan)),
+            (None, Self::Installed(_)) => return None,
+        };
+        Some(Event { warning: true, reason: reason.into(), message })
+    }
+}
+
+/// Returns the state of a node after a plan without obstacle, with the notes of the plan.
+fn state(plan: &InstallPlan) -> String {
+    let lacking = plan.lacks.as_ref().map(|lacking| format!("missing: {lacking}"));
+    with_notes(lacking.unwrap_or_else(|| "the node has the desired state".to_owned()), plan)
+}
+
+pub(super) fn with_notes(state: String, plan: &InstallPlan) -> String {
+    [&[state], plan.notes.as_slice()].concat().join("; ")
 }
 
 impl Readiness {
@@ -144,7 +150,7 @@ fn contested(plan: &InstallPlan, stability: &Stability) -> String {
     format!(
         "another process keeps reverting the installation: {} repairs in a row did not last {} s, the last one: {}; \
          stop that process (Cilium: set cni.exclusive=false)",
-        stability.repairs(),
+        stability.repairs,
         HOLD_TIME.as_secs(),
         done.collect::<Vec<_>>().join("; ")
     )
@@ -197,30 +203,93 @@ impl Stability {
         (self.in_place, self.ready) = (None, false);
     }
 
-    /// Records that the node is not ready, although everything that can be installed is in place.
-    pub(super) fn not_ready(&mut self) {
-        self.ready = false;
-    }
-
-    /// Whether the node counts as ready.
-    pub(super) fn is_ready(&self) -> bool {
-        self.ready
-    }
-
     /// Whether another process keeps reverting what was installed.
     pub(super) fn is_contested(&self) -> bool {
         self.repairs > FREE_REPAIRS
     }
+}
 
-    /// Returns the number of repairs since the installation was stable.
-    pub(super) fn repairs(&self) -> u32 {
-        self.repairs
+/// What was logged last; only changes are logged.
+#[derive(Debug, Default)]
+pub(super) struct LastLogged {
+    state: String,
+    rejected: String,
+    followed: Option<Instant>,
+    ready: bool,
+}
+
+/// Whether `state` is new and not empty.
+fn is_new(last: &mut String, state: &str) -> bool {
+    let is_new = last != state;
+    state.clone_into(last);
+    is_new && !state.is_empty()
+}
+
+impl LastLogged {
+    /// Logs each rejected configuration once, and that the newest one is accepted again.
+    pub(super) fn rejected(&mut self, reason: Option<&str>) {
+        if !self.rejected.is_empty() && reason.is_none() {
+            tracing::info!("the newest configuration is accepted");
+        }
+        if is_new(&mut self.rejected, reason.unwrap_or_default()) {
+            tracing::error!("{}", self.rejected);
+        }
+    }
+
+    /// Logs once that another agent leads, and why this one could not.
+    pub(super) fn standby(&mut self, obstacle: Option<&str>) {
+        let state = "another agent leads on this node; this agent is on standby".to_owned();
+        let state = state + &obstacle.map(|why| format!(" and could not lead: {why}")).unwrap_or_default();
+        match obstacle {
+            _ if !is_new(&mut self.state, &state) => {}
+            None => tracing::info!("{state}"),
+            Some(_) => tracing::error!("{state}"),
+        }
+    }
+
+    /// Logs each applied action, each new state, and when the node becomes ready. That the own list follows its source is
+    /// logged once in [`HOLD_TIME`].
+    pub(super) fn iteration(&mut self, iteration: &Iteration, readiness: &Readiness, delay: Duration) {
+        match iteration {
+            Iteration::Installed(plan) if plan.follows => {
+                if self.followed.is_none_or(|logged| logged.elapsed() > HOLD_TIME) {
+                    let actions = plan.actions.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+                    tracing::info!("the cluster network's configuration list changed: {actions}");
+                    self.followed = Some(Instant::now());
+                }
+                return;
+            }
+            Iteration::Installed(plan) if !plan.actions.is_empty() => {
+                self.state.clear();
+                plan.actions.iter().for_each(|action| tracing::info!("{action}"));
+                if let (Readiness::Not(reason), None) = (readiness, plan.unmet()) {
+                    tracing::warn!("{reason}; next check in {} s", delay.as_secs());
+                }
+            }
+            Iteration::Installed(plan) => {
+                let state = state(plan);
+                match plan.lacks {
+                    _ if !is_new(&mut self.state, &state) => {}
+                    Some(_) => tracing::warn!("{state}"),
+                    None => tracing::info!("{state}"),
+                }
+            }
+            Iteration::Obstructed(_, state) if !is_new(&mut self.state, state) => {}
+            Iteration::Obstructed(Obstacle::Waits, state) => tracing::warn!("{state}"),
+            Iteration::Obstructed(_, state) => tracing::error!("{state}"),
+        }
+        let ready = *readiness == Readiness::Ready;
+        if ready && !self.ready {
+            tracing::info!("the plugin is ready on this node");
+        }
+        self.ready = ready;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::install::{Change, FileAction, HostPath, Role};
 
     /// Returns the decision about the taint and the text of `/readyz`.
     fn assessed(iteration: &Iteration, stability: &mut Stability, now: Instant) -> (Option<bool>, Option<String>) {
@@ -230,8 +299,11 @@ mod tests {
 
     #[test]
     fn the_taint_is_removed_from_a_ready_node_and_added_to_one_that_is_not_ready() {
-        let (now, settled) = (Instant::now(), || Iteration::Settled(String::new()));
-        let repaired = || Iteration::Repaired(Box::default());
+        let (now, settled) = (Instant::now(), || Iteration::Installed(Box::default()));
+        let change = Change::Text(String::new(), 0);
+        let action = FileAction { path: HostPath::new("/a").expect("a path"), role: Role::Entry, change, before: None };
+        let repair = InstallPlan { actions: vec![action], ..InstallPlan::default() };
+        let repaired = || Iteration::Installed(Box::new(repair.clone()));
         let fresh = &mut Stability::default();
         for iteration in [repaired(), settled()] {
             let (taint, obstacle) = assessed(&iteration, fresh, now);
@@ -240,27 +312,26 @@ mod tests {
         }
         assert_eq!(assessed(&settled(), fresh, now + HOLD_TIME), (Some(true), None));
         assert_eq!(assessed(&repaired(), fresh, now), (Some(true), None), "one repair changes nothing");
-        for iteration in [Iteration::Waits("reason".into()), Iteration::Failed("reason".into())] {
+        for obstacle in [Obstacle::Waits, Obstacle::Failed] {
+            let iteration = Iteration::Obstructed(obstacle, "reason".into());
             assert_eq!(assessed(&iteration, fresh, now), (Some(false), Some("reason".into())));
         }
-        let missing = InstallPlan { waits_for: Some("a list".into()), ..InstallPlan::default() };
+        let missing = InstallPlan { waits_for: Some("a list".into()), ..repair.clone() };
         assert_eq!(
-            assessed(&Iteration::Repaired(Box::new(missing)), fresh, now),
+            assessed(&Iteration::Installed(Box::new(missing)), fresh, now),
             (Some(false), Some("missing: a list".into()))
         );
         let lacking = InstallPlan { lacks: Some("a token".into()), ..InstallPlan::default() };
+        let restored = InstallPlan { actions: repair.actions.clone(), ..lacking.clone() };
         let (without, not_ready) = (&mut Stability::default(), (Some(false), Some("missing: a token".to_owned())));
         for round in 0..5 {
-            for iteration in [
-                Iteration::Repaired(Box::new(lacking.clone())),
-                Iteration::Followed(Box::new(lacking.clone())),
-                Iteration::Lacks("missing: a token".into()),
-            ] {
+            for plan in [&restored, &InstallPlan { follows: true, ..restored.clone() }, &lacking] {
+                let iteration = Iteration::Installed(Box::new(plan.clone()));
                 assert_eq!(assessed(&iteration, without, now + 2 * round * HOLD_TIME), not_ready);
             }
             let held = now + (2 * round + 1) * HOLD_TIME;
-            assert_eq!(assessed(&Iteration::Lacks("missing: a token".into()), without, held), not_ready);
-            assert_eq!(without.repairs(), 0, "the files stay in place, so the next repair is not delayed");
+            assert_eq!(assessed(&Iteration::Installed(Box::new(lacking.clone())), without, held), not_ready);
+            assert_eq!(without.repairs, 0, "the files stay in place, so the next repair is not delayed");
         }
         let contested = &mut Stability::default();
         for _ in 0..4 {
@@ -276,9 +347,9 @@ mod tests {
     /// A node on which the first check has found everything in place.
     fn ready(now: Instant) -> Stability {
         let mut stability = Stability::default();
-        assert!(!stability.is_ready());
+        assert!(!stability.ready);
         assert_eq!(stability.in_place(now), Duration::ZERO);
-        assert!(stability.is_ready(), "an earlier agent installed it");
+        assert!(stability.ready, "an earlier agent installed it");
         stability
     }
 
@@ -288,9 +359,9 @@ mod tests {
         assert_eq!(stability.repaired(), Duration::ZERO);
         assert_eq!(stability.in_place(now), HOLD_TIME);
         assert_eq!(stability.in_place(now + HOLD_TIME - SHORT), SHORT);
-        assert!(!stability.is_ready());
+        assert!(!stability.ready);
         assert_eq!(stability.in_place(now + HOLD_TIME), Duration::ZERO);
-        assert!(stability.is_ready());
+        assert!(stability.ready);
     }
 
     #[test]
@@ -299,7 +370,7 @@ mod tests {
         let mut stability = ready(now);
         for _ in 0..100 {
             assert_eq!(stability.repaired(), Duration::ZERO, "without a pause");
-            assert!(stability.is_ready());
+            assert!(stability.ready);
             assert_eq!(stability.in_place(now), HOLD_TIME, "and with another check");
             now += HOLD_TIME;
             assert_eq!(stability.in_place(now), Duration::ZERO);
@@ -313,16 +384,16 @@ mod tests {
         let mut pauses = Vec::new();
         for repair in 1..=10 {
             pauses.push(stability.repaired().as_secs());
-            assert_eq!(stability.is_ready(), repair <= FREE_REPAIRS, "{repair}");
+            assert_eq!(stability.ready, repair <= FREE_REPAIRS, "{repair}");
             // In place at the check, and reverted before the hold time is over.
             stability.in_place(now);
             now += HOLD_TIME - SHORT;
         }
         assert_eq!(pauses, [0, 0, 0, 1, 2, 4, 8, 16, 32, 60]);
-        assert!(stability.is_contested() && !stability.is_ready());
+        assert!(stability.is_contested() && !stability.ready);
         stability.in_place(now);
         assert_eq!(stability.in_place(now + HOLD_TIME), Duration::ZERO);
-        assert!(stability.is_ready() && !stability.is_contested());
+        assert!(stability.ready && !stability.is_contested());
         assert_eq!(stability.repaired(), Duration::ZERO);
     }
 
@@ -334,7 +405,7 @@ mod tests {
             stability.repaired();
             assert_eq!(stability.in_place(now + minute * MAX_PAUSE), HOLD_TIME);
         }
-        assert!(!stability.is_ready());
+        assert!(!stability.ready);
     }
 
     #[test]
@@ -342,9 +413,9 @@ mod tests {
         let now = Instant::now();
         let mut stability = ready(now);
         stability.incomplete();
-        assert!(!stability.is_ready());
+        assert!(!stability.ready);
         stability.repaired();
         assert_eq!(stability.in_place(now), HOLD_TIME);
-        assert!(!stability.is_ready());
+        assert!(!stability.ready);
     }
 }

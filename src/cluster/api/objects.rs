@@ -71,12 +71,12 @@ impl Api {
     ///
     /// # Errors
     /// [`crate::cni::Code::PodUnknown`] if the pod was deleted or changed; else as [`Self::tell`].
-    pub fn delete(&self, pod: &Pod, resource_version: &str) -> Result<(), Error> {
+    pub async fn delete(&self, pod: &Pod, resource_version: &str) -> Result<(), Error> {
         let preconditions = Preconditions { uid: pod.uid.clone(), resource_version: Some(resource_version.to_owned()) };
         let params = DeleteParams::default().preconditions(preconditions);
         let target = Target(Kind::POD, Some(&pod.namespace), &pod.name);
         let request = ApiRequest::of_object("delete", "pods", target, |pods| pods.delete(&pod.name, &params));
-        self.wait_for(self.change(request))
+        self.change(request).await
     }
 
     /// Gets a node (`get nodes`).

@@ -6,7 +6,7 @@ use crate::repair::kernel::Kernel;
 use crate::repair::scene::{Repair, Scene, assert_is, event, on_event_loop, one, scene, scene_with};
 use crate::repair::server::{Answer, Request};
 use crate::support::wait::until;
-use detour_cni::agent::taint::{Taint, TaintController};
+use detour_cni::agent::taint::TaintController;
 use detour_cni::agent::{ObservedPod, RepairMode};
 use detour_cni::pod::Container;
 use serde_json::{Value, json};
@@ -302,10 +302,7 @@ fn node(taints: &Value, conflicts: usize) -> (impl Fn(&Request) -> Answer + Send
 /// Starts the task of the taint.
 fn start_taint(scene: &Scene<'_>) -> TaintController {
     let account = scene.account();
-    on_event_loop(|| {
-        let account = account.on(Handle::current());
-        Taint { key: KEY.into(), node: "node-1".into(), account }.start()
-    })
+    on_event_loop(|| TaintController::start(account.on(Handle::current()), "node-1".into(), KEY.into()))
 }
 
 #[test]

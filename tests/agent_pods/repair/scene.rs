@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
-use tokio::runtime::Handle;
+use tokio::runtime::{Builder, Handle, Runtime};
 
 const STATE: &str = "/run/detour";
 const LIST: &str = "/etc/cni/net.d/10-cluster.conflist";
@@ -133,8 +133,9 @@ impl Scene<'_> {
         let start = move || PodReports::start(Some(account.on(Handle::current())));
         let reports = self.reports.get_or_init(|| on_event_loop(start));
         let settings = PodSettings { repair: mode, live_policy: false };
-        let (account, metrics) = (self.account(), self.metrics.clone());
-        Repair(PodReconciler::new(settings, self.files(), account, reports.clone(), metrics))
+        let runtime = Builder::new_current_thread().enable_all().build().expect("an event loop");
+        let account = self.account().on(runtime.handle().clone());
+        Repair(PodReconciler::new(settings, self.files(), account, reports.clone(), self.metrics.clone()), runtime)
     }
 
     pub(crate) fn files(&self) -> NodeFiles {
@@ -186,8 +187,8 @@ impl Scene<'_> {
     }
 }
 
-/// The reconciler of an agent that repairs pods.
-pub(crate) struct Repair(PodReconciler);
+/// The reconciler of an agent that repairs pods, and its event loop.
+pub(crate) struct Repair(PodReconciler, Runtime);
 
 impl Repair {
     /// Checks the pods that are due at `now`. Returns the Events about repairs.
@@ -199,6 +200,7 @@ impl Repair {
         // A pod that was repaired is due again at once.
         for _ in 0..=2 * node.pods.len() {
             done.extend(self.0.run_next(&node, now).into_iter().flatten());
+            done.extend(self.1.block_on(self.0.delete(now)));
         }
         done.retain(|event| ["DetourRepaired", "DetourDeleted", "DetourRepairFailed"].contains(&&*event.reason));
         done

@@ -1,12 +1,12 @@
 //! The state of a sandbox for each order of reports and results.
 
+use super::super::{Connection, Slot, Task};
 use super::*;
-use crate::cgroup::ContainerGroup;
-use crate::cni::Error;
+use crate::agent::nri::{NriPod, NriReport, START_TIMEOUT};
 use crate::firewall::ContainerElement;
-use crate::plugin::running::containers::{ContainerChanges, ExcludedContainers};
+use crate::host_path::HostPath;
 use crate::policy::{ContainerExclusion, ContainerScope, Policy};
-use std::sync::Arc;
+use tokio::task::JoinSet;
 
 const CGROUP: u64 = 7;
 const VAULT: &str = "vault";
@@ -15,17 +15,11 @@ fn container(id: &str, name: &str) -> NriContainer {
     NriContainer { id: id.into(), name: name.into(), running: true, pid: 99, ..NriContainer::default() }
 }
 
-/// Saved state that excludes the container `vault`.
-fn saved() -> Saved {
-    let excluded = ContainerExclusion { name: VAULT.into(), scope: ContainerScope::All };
-    let policy = Policy { containers: [excluded].into(), ..Policy::default() };
-    Saved { modified: Some(SystemTime::UNIX_EPOCH), excluded: Some(Arc::new(ExcludedContainers::of(policy))) }
-}
-
-/// A sandbox of an agent that is registered, with its metrics.
+/// A sandbox of an agent that is registered, and what its checks use.
 struct Scene {
     sandbox: Sandbox,
-    metrics: Metrics,
+    tools: Tools,
+    created: mpsc::Receiver<(PodRef, Event)>,
     is_registered: bool,
     /// The answers that the runtime waits for.
     answers: Vec<oneshot::Receiver<()>>,
@@ -33,52 +27,57 @@ struct Scene {
 
 impl Scene {
     fn of(id: &str) -> Self {
-        let (sandbox, metrics) = (Sandbox::new(id), Metrics::default());
-        Self { sandbox, metrics, is_registered: true, answers: Vec::new() }
+        let (reports, created) = PodReports::queue();
+        let tools = Tools { root: HostRoot::new("/"), metrics: Metrics::default(), reports, damaged: None };
+        let mut sandbox = Sandbox::new(id);
+        sandbox.captures.pod = Some(PodRef { namespace: "shop".into(), name: "web-0".into(), uid: None });
+        Self { sandbox, tools, created, is_registered: true, answers: Vec::new() }
     }
 
     /// A sandbox that is known to exclude the container `vault`.
     fn new() -> Self {
         let mut scene = Self::of("s");
-        scene.sandbox.scanned(saved().modified);
-        for _ in 0..2 {
-            scene.apply(&[], &[]);
-        }
+        scene.apply(&[], &[]);
         assert_eq!(scene.pause(), REST_INTERVAL, "no such container runs");
         scene
     }
 
-    /// Begins a check.
-    #[track_caller]
-    fn begin(&mut self) -> Check {
-        self.sandbox.begin(self.is_registered).expect("a check is due")
+    /// Reads saved state that excludes the container `vault`.
+    fn read(&mut self) {
+        self.sandbox.due = None;
+        let excluded = ContainerExclusion { name: VAULT.into(), scope: ContainerScope::All };
+        let policy = Policy { containers: [excluded].into(), ..Policy::default() };
+        self.sandbox.set_saved(Some(SystemTime::UNIX_EPOCH), Some(ExcludedContainers::of(policy)));
     }
 
-    /// Ends a check with this result.
-    fn finish(&mut self, checked: Check) {
-        let checked = Check { saved: Some(saved()), ..checked };
-        self.sandbox.finish(checked, (self.is_registered, true), &self.metrics);
+    fn finish(&mut self, result: Result<(), Error>) {
+        self.sandbox.finish(result, (false, self.is_registered), &self.tools);
     }
 
     /// Makes a full check that finds these containers running, and adds elements for those in `added`.
-    #[track_caller]
     fn apply(&mut self, ids: &[&str], added: &[&str]) {
-        self.sandbox.wake();
-        let check = self.begin();
-        self.finish(applied(&check, ids, added));
+        self.read();
+        let group = |id: &str| ContainerGroup { id: CGROUP, path: format!("/pods/{id}") };
+        let changes = ContainerChanges {
+            added: added.iter().map(|_| (VAULT.to_owned(), ContainerScope::All)).collect(),
+            live: ids.iter().map(|id| ContainerElement::new(ContainerScope::All, CGROUP, VAULT, id)).collect(),
+            removed: 0,
+        };
+        let groups = ids.iter().map(|id| ((*id).to_owned(), group(id), true)).collect();
+        self.sandbox.apply(changes, groups, &self.tools.metrics);
+        self.finish(Ok(()));
     }
 
     /// Makes a full check that fails.
     fn fail(&mut self, why: &str) {
-        self.sandbox.wake();
-        let checked = unchanged(&self.begin());
-        self.finish(Check { error: Some(Error::new(Code::KernelRefused, why)), ..checked });
+        self.read();
+        self.finish(Err(Error::new(Code::KernelRefused, why)));
     }
 
     /// Starts a container. Returns the answer that the runtime waits for.
     fn start(&mut self, id: &str, name: &str) -> oneshot::Receiver<()> {
         let (sender, answer) = oneshot::channel();
-        self.sandbox.start(container(id, name), sender, &self.metrics);
+        self.sandbox.start(container(id, name), Some(Answer(sender, Instant::now())), &self.tools.metrics);
         answer
     }
 
@@ -94,48 +93,34 @@ impl Scene {
         if pause > CHECK_INTERVAL { REST_INTERVAL } else { CHECK_INTERVAL }
     }
 
+    fn is_due(&self) -> bool {
+        self.sandbox.is_due(Instant::now())
+    }
+
+    fn ids(&self) -> Vec<&str> {
+        self.sandbox.containers.keys().map(String::as_str).collect()
+    }
+
     fn events(&mut self) -> Vec<String> {
-        self.sandbox.events.drain(..).map(|event| event.message).collect()
+        self.sandbox.captures.create_events(&self.tools.reports);
+        std::iter::from_fn(|| self.created.try_recv().ok()).map(|(_, event)| event.message).collect()
     }
 
     /// Returns the results of starts that were counted.
     fn results(&self) -> Vec<String> {
-        let text = self.metrics.text();
+        let text = self.tools.metrics.text();
         let of_starts = text.lines().filter_map(|line| line.strip_prefix("detour_container_starts_total"));
         of_starts.map(ToOwned::to_owned).collect()
     }
-}
-
-/// A check that did not change the sets.
-fn unchanged(check: &Check) -> Check {
-    Check { awaited: check.awaited.clone(), exited: check.exited.clone(), ..Check::default() }
-}
-
-/// A check that changed the sets.
-fn applied(check: &Check, ids: &[&str], added: &[&str]) -> Check {
-    let group = |id: &str| ContainerGroup { id: CGROUP, path: format!("/pods/{id}") };
-    let element = |id: &&str| ContainerElement::new(ContainerScope::All, CGROUP, VAULT, id);
-    let changes = ContainerChanges {
-        added: added.iter().map(|_| (VAULT.to_owned(), ContainerScope::All)).collect(),
-        live: ids.iter().map(element).collect(),
-        removed: 0,
-    };
-    let running = ids.iter().map(|id| ((*id).to_owned(), group(id), true)).collect();
-    Check { running, applied: Some(changes), ..unchanged(check) }
-}
-
-fn ids(check: &Check) -> Vec<&str> {
-    check.containers.iter().map(|one| one.reported.id.as_str()).collect()
 }
 
 #[test]
 fn the_runtime_waits_until_the_container_has_its_element() {
     let mut scene = Scene::new();
     let mut answer = scene.start("1", VAULT);
-    let check = scene.begin();
-    assert!(!check.is_full && check.awaited == ["1"]);
+    assert!(scene.sandbox.is_awaited() && !scene.is_due());
     assert!(answer.try_recv().is_err(), "no answer before the change");
-    scene.finish(applied(&check, &["1"], &["1"]));
+    scene.apply(&["1"], &["1"]);
     assert_eq!(answer.try_recv(), Ok(()));
     assert_eq!(scene.results(), ["{result=\"excluded\"} 1"]);
     assert!(scene.events().is_empty());
@@ -145,8 +130,7 @@ fn the_runtime_waits_until_the_container_has_its_element() {
 fn a_container_that_is_not_excluded_waits_only_for_the_saved_state() {
     let mut scene = Scene::new();
     let mut answer = scene.start("1", "web");
-    let check = scene.begin();
-    scene.finish(unchanged(&check));
+    scene.sandbox.update(&scene.tools, true).expect_err("it has no network namespace");
     assert_eq!(answer.try_recv(), Ok(()));
     assert!(scene.results().is_empty() && scene.events().is_empty());
 }
@@ -168,40 +152,72 @@ fn a_failure_answers_and_is_reported_once_for_each_name() {
     assert!(scene.events().is_empty() && scene.sandbox.failure.is_empty());
 }
 
-#[test]
-fn an_answer_that_comes_too_late_is_reported_and_the_pod_is_not_waited_for_again() {
-    let mut scene = Scene::new();
-    drop(scene.start("1", VAULT));
-    let check = scene.begin();
-    let long_ago = Instant::now().checked_sub(2 * START_TIMEOUT).expect("the machine has run for a while");
-    scene.sandbox.checking = Some(long_ago);
-    scene.sandbox.expire(&scene.metrics);
-    let why = "container vault started captured: the pod's rules were not changed within 1000 ms; the agent retries";
-    assert_eq!(scene.events(), [why]);
-    assert_eq!(scene.start("2", VAULT).try_recv(), Ok(()), "while the check runs");
-    scene.finish(applied(&check, &["1"], &["1"]));
-    assert_eq!(scene.start("3", VAULT).try_recv(), Ok(()), "after a slow check");
-    scene.apply(&["1", "2", "3"], &["2"]);
-    assert!(scene.start("4", VAULT).try_recv().is_err(), "after a fast check");
-    assert_eq!(scene.results(), ["{result=\"error\"} 3"]);
-    assert!(scene.events().is_empty(), "reported before");
+fn task() -> Task {
+    let tools = Arc::new(Scene::of("s").tools);
+    let nri_socket = HostPath::new("/run/nri/nri.sock").expect("a path");
+    let connection = Connection::Registered("containerd 2.2".into());
+    Task { tools, nri_socket, slots: [("s".into(), Slot::new("s"))].into(), connection, checks: JoinSet::new() }
 }
 
-/// The check read the state before the report, and ends after it.
 #[test]
-fn a_report_during_a_check_makes_another_one_due() {
+fn what_happens_during_a_check_changes_the_sandbox_after_it() {
+    let mut task = task();
+    let pod = NriPod { id: "s".into(), ..NriPod::default() };
+    let slot = |task: &mut Task| task.slots.remove("s").expect("known");
+    let mut place = slot(&mut task);
+    let mut checked = place.sandbox.take().expect("no check runs");
+    let (sender, mut answer) = oneshot::channel();
+    task.slots.insert("s".into(), place);
+    task.handle(NriReport::Start(pod.clone(), container("1", VAULT), sender));
+    assert!(answer.try_recv().is_err() && task.slots["s"].sandbox.is_none(), "the runtime waits");
+    checked.wake();
+    task.finish(checked);
+    let place = slot(&mut task).sandbox.expect("the check has ended");
+    assert!(place.is_awaited() && !place.is_slow);
+}
+
+#[test]
+fn the_runtime_does_not_wait_for_a_sandbox_whose_checks_are_slow() {
+    let mut task = task();
+    let pod = NriPod { id: "s".into(), ..NriPod::default() };
+    let slot = task.slots.get_mut("s").expect("known");
+    let checked = slot.sandbox.take().expect("no check runs");
+    slot.checked = Instant::now().checked_sub(2 * START_TIMEOUT).expect("the machine has run for a while");
+    let is_answered = |task: &mut Task, id: &str| {
+        let (sender, mut answer) = oneshot::channel();
+        task.handle(NriReport::Start(pod.clone(), container(id, VAULT), sender));
+        // The runtime does not wait for a sender that was dropped.
+        answer.try_recv() == Err(oneshot::error::TryRecvError::Closed)
+    };
+    assert!(is_answered(&mut task, "1"), "while the check runs");
+    task.finish(checked);
+    assert!(is_answered(&mut task, "2"), "after a slow check");
+    let slot = task.slots.get_mut("s").expect("known");
+    (slot.checked, slot.sandbox) = (Instant::now(), None);
+    task.finish(Sandbox::new("s"));
+    assert!(!is_answered(&mut task, "3"), "after a fast check");
+}
+
+#[test]
+fn a_start_that_waits_too_long_for_a_check_is_reported_once() {
     let mut scene = Scene::new();
-    scene.wait_for("1", VAULT);
-    scene.apply(&["1"], &["1"]);
-    scene.sandbox.wake();
-    let check = scene.begin();
-    scene.sandbox.removed(container("1", VAULT));
-    assert!(scene.sandbox.begin(true).is_none(), "one check at a time");
-    scene.finish(applied(&check, &["1"], &[]));
-    let check = scene.begin();
-    assert_eq!((ids(&check), &check.exited), (vec![], &vec!["1".to_owned()]));
-    scene.finish(applied(&check, &[], &[]));
-    assert!(scene.sandbox.containers.is_empty(), "its element is removed");
+    let mut slot = Slot::new("s");
+    let long_ago = Instant::now().checked_sub(2 * START_TIMEOUT).expect("the machine has run for a while");
+    scene.sandbox.start(container("1", "web"), Some(Answer(oneshot::channel().0, long_ago)), &scene.tools.metrics);
+    scene.sandbox.start(container("2", VAULT), Some(Answer(oneshot::channel().0, long_ago)), &scene.tools.metrics);
+    (slot.awaited, slot.excluded) = (scene.sandbox.awaited(), scene.sandbox.excluded.clone());
+    // It came during the check.
+    slot.awaited.push((Instant::now(), VAULT.into()));
+    (slot.captures, slot.sandbox) = (scene.sandbox.captures.clone(), None);
+    for _ in 0..2 {
+        slot.report_late(&scene.tools.reports);
+    }
+    let why = "container vault started captured: the pod's rules were not changed within 1000 ms; the agent retries";
+    assert_eq!(scene.events(), [why]);
+    scene.sandbox.captures.add_reported(&slot.captures);
+    scene.apply(&["2"], &["2"]);
+    assert_eq!(scene.results(), ["{result=\"error\"} 1"]);
+    assert!(scene.events().is_empty(), "reported before");
 }
 
 #[test]
@@ -212,13 +228,13 @@ fn an_ending_container_is_checked_until_it_has_no_process() {
     scene.sandbox.stopped(&container("1", VAULT));
     scene.wait_for("2", "web");
     scene.sandbox.stopped(&container("2", "web"));
-    let check = scene.begin();
-    assert_eq!((ids(&check), check.containers[0].has_started), (vec!["1"], true));
-    scene.finish(Check { exited: vec!["1".into()], ..applied(&check, &[], &[]) });
+    assert_eq!((scene.ids(), scene.is_due(), scene.sandbox.containers["1"].has_started), (vec!["1"], true, true));
+    scene.sandbox.containers.get_mut("1").expect("it ends").state = ContainerState::Ended;
+    scene.apply(&[], &[]);
     assert!(scene.sandbox.containers.is_empty());
     // The report of a start may come after the exit.
     scene.sandbox.started(container("1", VAULT));
-    assert!(scene.begin().containers[0].has_started, "it gets no element and no Event");
+    assert!(scene.is_due() && scene.sandbox.containers["1"].has_started, "it gets no element and no Event");
 }
 
 #[test]
@@ -227,11 +243,10 @@ fn an_element_that_the_kernel_did_not_remove_is_removed_later() {
     scene.wait_for("1", VAULT);
     scene.apply(&["1"], &["1"]);
     scene.sandbox.removed(container("1", VAULT));
+    assert!(scene.is_due());
     scene.fail("refused");
-    scene.sandbox.wake();
-    let check = scene.begin();
-    assert_eq!(check.exited, ["1"]);
-    scene.finish(applied(&check, &[], &[]));
+    assert!(scene.sandbox.containers["1"].is_ended(), "its element remains");
+    scene.apply(&[], &[]);
     assert!(scene.sandbox.containers.is_empty() && scene.events().is_empty());
 }
 
@@ -241,24 +256,18 @@ fn the_runtimes_list_replaces_all_containers() {
     scene.wait_for("1", VAULT);
     scene.apply(&["1"], &["1"]);
     scene.wait_for("2", VAULT);
-    for (id, known) in scene.sandbox.take_containers() {
-        if id == "1" {
-            scene.sandbox.listed(container(&id, VAULT), Some(known));
-        }
-    }
-    scene.sandbox.listed(container("3", VAULT), None);
-    scene.sandbox.wake();
-    assert_eq!(ids(&scene.begin()), ["1", "3"]);
-    assert!(matches!(scene.sandbox.containers["1"].state, ContainerState::Bypassing));
+    scene.sandbox.listed(vec![container("1", VAULT), container("3", VAULT)]);
+    assert!(scene.ids() == ["1", "3"] && scene.is_due());
+    assert!(matches!(scene.sandbox.containers["1"].state, ContainerState::Bypassing(_)));
 }
 
 #[test]
 fn only_a_container_without_an_element_from_before_the_registration_had_started_captured() {
     let (mut scene, not_registered) = (Scene::new(), "was not registered at the container runtime when it started");
-    scene.sandbox.listed(container("1", VAULT), None);
+    scene.sandbox.listed(vec![container("1", VAULT)]);
     scene.apply(&["1"], &[]);
     assert!(scene.events().is_empty(), "its element is from before the registration");
-    scene.sandbox.listed(container("2", VAULT), None);
+    scene.sandbox.listed(vec![container("1", VAULT), container("2", VAULT)]);
     scene.apply(&["1", "2"], &["2"]);
     let events = scene.events();
     assert!(events.len() == 1 && events[0].contains(not_registered), "{events:?}");
@@ -274,9 +283,8 @@ fn new_pods_are_reported_once_while_the_agent_is_not_registered() {
     scene.sandbox.report_disconnection(start, "no socket");
     assert!(scene.events().is_empty(), "it has its elements from before");
     let mut new = Scene { is_registered: false, ..Scene::of("n") };
-    new.sandbox.wake();
-    let check = new.begin();
-    new.finish(unchanged(&check));
+    new.read();
+    new.finish(Ok(()));
     new.sandbox.report_disconnection(start, "no socket");
     assert!(new.events().is_empty(), "the elements are unknown before the first change");
     new.apply(&["1"], &["1"]);
@@ -284,7 +292,7 @@ fn new_pods_are_reported_once_while_the_agent_is_not_registered() {
     assert!(new.events().is_empty(), "it bypasses the sidecar");
     assert_eq!(new.pause(), CHECK_INTERVAL, "the runtime does not report its containers");
     for failure in [false, true] {
-        new.sandbox.reported.clear();
+        new.sandbox.captures.reported.clear();
         if failure {
             new.sandbox.bypassing = None;
             new.fail("gone");
@@ -330,26 +338,18 @@ fn a_sandbox_without_saved_state_and_containers_is_forgotten() {
     let mut scene = Scene::new();
     scene.wait_for("1", VAULT);
     scene.sandbox.removed(container("1", VAULT));
+    scene.sandbox.due = None;
     assert!(!scene.sandbox.is_unused());
-    scene.sandbox.scanned(None);
-    let checked = Check { saved: Some(Saved::default()), ..unchanged(&scene.begin()) };
-    scene.sandbox.finish(checked, (true, true), &scene.metrics);
+    scene.sandbox.set_saved(None, None);
+    scene.finish(Ok(()));
     assert!(scene.sandbox.is_unused());
 }
 
 #[test]
 fn a_change_of_saved_state_makes_a_full_check_due() {
     let mut scene = Scene::new();
-    scene.sandbox.scanned(saved().modified);
-    assert!(scene.sandbox.begin(true).is_none());
+    scene.sandbox.scanned(Some(SystemTime::UNIX_EPOCH));
+    assert!(!scene.is_due());
     scene.sandbox.scanned(Some(SystemTime::now()));
-    assert!(scene.begin().is_full);
-    // Also if the check of a container that is not excluded has read it.
-    let mut scene = Scene::new();
-    scene.sandbox.saved.modified = None;
-    scene.wait_for("1", "web");
-    let check = scene.begin();
-    assert!(!check.is_full);
-    scene.finish(unchanged(&check));
-    assert!(scene.begin().is_full);
+    assert!(scene.is_due());
 }
