@@ -7,6 +7,5 @@ pub(crate) mod answer;
 mod call;
 mod network;
 pub(crate) mod process;
-mod sequence;
 
 pub use call::{Call, Executables, Runner};

@@ -1,6 +1,8 @@
-//! A network's configuration list, and the configuration that each plugin gets on stdin (SPEC.md, "Deriving execution
-//! configuration from plugin configuration").
+//! A network: the configuration that each plugin gets on stdin (SPEC.md, "Deriving execution configuration from plugin
+//! configuration"), and the order in which its plugins run, with their previous results and the undoing of a failed ADD.
 
+use super::answer;
+use super::call::{Call, Runner};
 use crate::cni::{Block, CniCommand, Error, ValidAttachment, version, wrong_type};
 use crate::networks::RunnableConfiguration;
 use serde_json::{Map, Value, json};
@@ -99,6 +101,124 @@ fn invalid(plugin: &Block, key: &str, value: &Value, expected: &str) -> Error {
     wrong_type(&format!("{}.{key}", plugin.path), value, expected)
 }
 
+impl RunnableConfiguration {
+    /// Checks that all plugins can be run, before anything is changed.
+    ///
+    /// # Errors
+    /// The first plugin that is missing or not trusted.
+    pub fn find(&self, runner: &dyn Runner, call: &Call) -> Result<(), Error> {
+        self.plugins.iter().try_for_each(|plugin| runner.find(call, plugin.kind()))
+    }
+
+    /// Runs ADD in order: each plugin's result is the `prevResult` of the next; the first gets `previous`. Returns
+    /// the last result in the network's version. A plugin that prints nothing leaves the result unchanged; `None`
+    /// if no plugin prints one and there is no `previous`.
+    ///
+    /// # Errors
+    /// The first plugin that fails. Before returning, DEL is run for it and, in reverse order, for those before it.
+    pub fn add(&self, runner: &dyn Runner, call: &Call, previous: Option<Value>) -> Result<Option<Value>, Error> {
+        let mut latest = previous;
+        for (index, plugin) in self.plugins.iter().enumerate() {
+            let conf = self.attachment_conf(plugin, latest.as_ref());
+            let convert = |result| answer::convert(result, self.version()).map_err(|error| failed(call, plugin, error));
+            match run(runner, call, plugin, conf).and_then(|result| result.map(convert).transpose()) {
+                Ok(result) => latest = result.or(latest),
+                Err(error) => {
+                    let del = call.with_command(CniCommand::Del);
+                    self.del_plugins(runner, &del, &self.plugins[..=index], latest.as_ref()).unwrap_or_else(|error| {
+                        tracing::warn!("can't undo the failed ADD of network {:?}: {error}", self.name)
+                    });
+                    return Err(error);
+                }
+            }
+        }
+        Ok(latest)
+    }
+
+    /// Runs DEL in reverse order, with the result of ADD if the network's version passes it to DEL. All plugins are
+    /// run even if one fails.
+    ///
+    /// # Errors
+    /// The first plugin that failed, with the others in its details.
+    pub fn del(&self, runner: &dyn Runner, call: &Call, result: Option<&Value>) -> Result<(), Error> {
+        self.del_plugins(runner, call, &self.plugins, result)
+    }
+
+    fn del_plugins(
+        &self,
+        runner: &dyn Runner,
+        call: &Call,
+        plugins: &[Block],
+        result: Option<&Value>,
+    ) -> Result<(), Error> {
+        // The version that added CHECK also added the result for DEL (SPEC.md, 0.4.0).
+        let result = result.filter(|_| self.allows(CniCommand::Check));
+        let del = |plugin: &Block| run(runner, call, plugin, self.attachment_conf(plugin, result)).map(drop);
+        Error::all(plugins.iter().rev().map(del))
+    }
+
+    /// Runs CHECK in order, with the result of ADD. Does nothing if the network's version has no CHECK or the
+    /// network sets `disableCheck`.
+    ///
+    /// # Errors
+    /// The first plugin that fails.
+    pub fn check(&self, runner: &dyn Runner, call: &Call, result: Option<&Value>) -> Result<(), Error> {
+        if self.disable_check || !self.allows(CniCommand::Check) {
+            return Ok(());
+        }
+        let check = |plugin: &Block| run(runner, call, plugin, self.attachment_conf(plugin, result)).map(drop);
+        self.plugins.iter().try_for_each(check)
+    }
+
+    /// Runs GC in order, with the runtime's valid attachments if it passes them. All plugins are run even if one
+    /// fails. Does nothing if the network's version has no GC or the network sets `disableGC`.
+    ///
+    /// # Errors
+    /// The first plugin that failed, with the others in its details.
+    pub fn gc(&self, runner: &dyn Runner, call: &Call, valid: Option<&[ValidAttachment]>) -> Result<(), Error> {
+        if self.disable_gc || !self.allows(CniCommand::Gc) {
+            return Ok(());
+        }
+        let gc = |plugin: &Block| run(runner, call, plugin, Ok(self.gc_conf(plugin, valid))).map(drop);
+        Error::all(self.plugins.iter().map(gc))
+    }
+
+    /// Runs STATUS in order. Does nothing if the network's version has no STATUS.
+    ///
+    /// # Errors
+    /// The first plugin that fails.
+    pub fn status(&self, runner: &dyn Runner, call: &Call) -> Result<(), Error> {
+        if !self.allows(CniCommand::Status) {
+            return Ok(());
+        }
+        let status = |plugin: &Block| run(runner, call, plugin, Ok(self.node_conf(plugin))).map(drop);
+        self.plugins.iter().try_for_each(status)
+    }
+}
+
+fn run(
+    runner: &dyn Runner,
+    call: &Call,
+    plugin: &Block,
+    conf: Result<Map<String, Value>, Error>,
+) -> Result<Option<Value>, Error> {
+    let result = conf.and_then(|conf| runner.run(call, plugin.kind(), &conf));
+    result.map_err(|error| failed(call, plugin, error))
+}
+
+/// Returns the error of a plugin with the wording of the reference library (`libcni/api.go`).
+fn failed(call: &Call, plugin: &Block, mut error: Error) -> Error {
+    let command = match call.command {
+        CniCommand::Add => "add",
+        CniCommand::Check => "check",
+        CniCommand::Del => "delete",
+        CniCommand::Gc => "gc",
+        CniCommand::Status => "status",
+    };
+    error.msg = format!("plugin type={:?} failed ({command}): {}", plugin.kind(), error.msg);
+    error
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,5 +302,112 @@ mod tests {
         });
         assert_eq!(Value::Object(network().gc_conf(&own, Some(&valid))), wanted);
         assert!(!network().gc_conf(&own, None).contains_key("cni.dev/valid-attachments"));
+    }
+}
+
+#[cfg(test)]
+mod sequence_tests {
+    use super::*;
+    use crate::cni::Code;
+    use serde_json::json;
+    use std::cell::RefCell;
+
+    /// Records the calls: command, plugin type, and `from` of the previous result.
+    #[derive(Default)]
+    struct Recorder(RefCell<Vec<String>>);
+
+    impl Runner for Recorder {
+        /// A plugin of type `a` returns a result from `a`, one of type `silent` returns nothing, and one of type
+        /// `ADD`, `DEL`, … fails for that command.
+        fn run(&self, call: &Call, kind: &str, conf: &Map<String, Value>) -> Result<Option<Value>, Error> {
+            let from = conf.get("prevResult").map_or("-", |previous| previous["from"].as_str().unwrap_or("?"));
+            self.0.borrow_mut().push(format!("{} {kind} {from}", call.command));
+            if kind == call.command.to_string() {
+                return Err(Error::new(Code::Delegate, format!("{kind} refused")).answered_with(11));
+            }
+            Ok((call.command == CniCommand::Add && kind != "silent").then(|| json!({"from": kind})))
+        }
+
+        fn find(&self, _: &Call, kind: &str) -> Result<(), Error> {
+            if kind == "none" { Err(Error::new(Code::InvalidConfig, kind)) } else { Ok(()) }
+        }
+    }
+
+    fn network(version: &str, kinds: &[&str]) -> RunnableConfiguration {
+        let plugin = |kind: &&str| Block::new("", &json!({"type": kind})).expect("an object");
+        let plugins = kinds.iter().map(plugin).collect();
+        RunnableConfiguration {
+            name: "n".into(),
+            cni_version: version.into(),
+            plugins,
+            ..RunnableConfiguration::default()
+        }
+    }
+
+    fn call(command: CniCommand) -> Call {
+        Call { netns: "/run/netns/c".into(), ..Call::example() }.with_command(command)
+    }
+
+    /// Returns the outcome of `work` and the calls that it made.
+    fn calls<T>(work: impl FnOnce(&dyn Runner) -> T) -> (T, Vec<String>) {
+        let recorder = Recorder::default();
+        let outcome = work(&recorder);
+        (outcome, recorder.0.take())
+    }
+
+    #[test]
+    fn add_passes_each_result_to_the_next_plugin() {
+        let network = network("1.0.0", &["a", "silent", "b"]);
+        let (result, made) = calls(|runner| network.add(runner, &call(CniCommand::Add), None));
+        assert_eq!(made, ["ADD a -", "ADD silent a", "ADD b a"]);
+        assert_eq!(result, Ok(Some(json!({"from": "b", "cniVersion": "1.0.0"}))));
+        let silent = self::network("", &["silent"]);
+        assert_eq!(calls(|runner| silent.add(runner, &call(CniCommand::Add), None)).0, Ok(None));
+    }
+
+    #[test]
+    fn a_failed_add_is_undone_in_reverse_order() {
+        let network = network("1.0.0", &["a", "b", "ADD", "c"]);
+        let (result, made) = calls(|runner| network.add(runner, &call(CniCommand::Add), None));
+        assert_eq!(made, ["ADD a -", "ADD b a", "ADD ADD b", "DEL ADD b", "DEL b b", "DEL a b"]);
+        let error = result.expect_err("it failed");
+        assert_eq!((error.number(), error.msg.as_str()), (11, r#"plugin type="ADD" failed (add): ADD refused"#));
+    }
+
+    #[test]
+    fn del_runs_all_plugins_in_reverse_order() {
+        let network = network("0.4.0", &["a", "DEL", "DEL"]);
+        let result = json!({"from": "final"});
+        let (answer, made) = calls(|runner| network.del(runner, &call(CniCommand::Del), Some(&result)));
+        assert_eq!(made, ["DEL DEL final", "DEL DEL final", "DEL a final"]);
+        let error = answer.expect_err("two failed");
+        assert_eq!((error.number(), error.details.as_str()), (11, r#"plugin type="DEL" failed (delete): DEL refused"#));
+        let older = self::network("0.3.1", &["a"]);
+        assert_eq!(calls(|runner| older.del(runner, &call(CniCommand::Del), Some(&result))).1, ["DEL a -"]);
+    }
+
+    #[test]
+    fn versions_and_flags_decide_which_commands_run() {
+        let check =
+            |network: RunnableConfiguration| calls(|runner| network.check(runner, &call(CniCommand::Check), None)).1;
+        assert_eq!(check(network("0.4.0", &["a"])), ["CHECK a -"]);
+        assert_eq!(check(network("0.3.1", &["a"])), [""; 0]);
+        assert_eq!(check(network("", &["a"])), [""; 0]);
+        assert_eq!(check(RunnableConfiguration { disable_check: true, ..network("1.0.0", &["a"]) }), [""; 0]);
+        let gc = |network: RunnableConfiguration| calls(|runner| network.gc(runner, &call(CniCommand::Gc), None)).1;
+        assert_eq!(gc(network("1.1.0", &["GC", "a"])), ["GC GC -", "GC a -"]);
+        assert_eq!(gc(network("1.0.0", &["a"])), [""; 0]);
+        assert_eq!(gc(RunnableConfiguration { disable_gc: true, ..network("1.1.0", &["a"]) }), [""; 0]);
+        let status =
+            |network: RunnableConfiguration| calls(|runner| network.status(runner, &call(CniCommand::Status))).1;
+        assert_eq!(status(network("1.1.0", &["a", "b"])), ["STATUS a -", "STATUS b -"]);
+        assert_eq!(status(network("1.0.0", &["a"])), [""; 0]);
+    }
+
+    #[test]
+    fn find_checks_all_plugins() {
+        let found = |kinds: &[&str]| calls(|runner| network("1.0.0", kinds).find(runner, &call(CniCommand::Add))).0;
+        assert_eq!(found(&["a", "b"]), Ok(()));
+        assert_eq!(found(&["a", "none"]).map_err(|error| error.msg), Err("none".to_owned()));
     }
 }

@@ -1,8 +1,8 @@
 //! The configuration of a NetworkAttachmentDefinition, and whether Multus runs an installed file for it.
 
+use super::annotations::Selection;
 use super::annotations::{default_network, networks};
 use super::configuration::RunnableConfiguration;
-use super::element::Selection;
 use super::files;
 use crate::cluster::{Definition, Lookup, ObjectRef};
 use crate::cni::{Code, Error, GLOBAL_NAMESPACE, OWN_TYPES, SYSTEM_NAMESPACE, at_most};

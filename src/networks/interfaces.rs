@@ -1,6 +1,6 @@
 //! Interface names of a pod's networks, and the default route that a selection can move to its network.
 
-use super::element::Selection;
+use super::annotations::Selection;
 use crate::cni::result::AddResult;
 use crate::cni::{Code, Error};
 use std::collections::HashMap;

@@ -4,7 +4,6 @@
 mod annotations;
 mod configuration;
 mod definition;
-mod element;
 mod files;
 mod interfaces;
 mod resolve;
@@ -12,10 +11,9 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-pub use annotations::{default_network, networks};
+pub use annotations::{Selection, Selections, default_network, networks};
 pub use configuration::RunnableConfiguration;
 pub use definition::{InstalledNetwork, configuration, installed_network, plugin_types, runs_own_type};
-pub use element::{Selection, Selections};
 pub use files::{auxiliary_chain, beside, check_chained_plugin};
 pub use interfaces::{
     DefaultRouteChange, check_default_routes, interface_names, move_default_route, moves_default_route,

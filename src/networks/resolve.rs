@@ -1,10 +1,10 @@
 //! Resolution of the networks that a configuration and a pod's annotations name: each gets its definition or file, and
 //! the name of its interface. Definitions of other namespaces may be forbidden (`namespaceIsolation`).
 
+use super::annotations::Selection;
 use super::annotations::{default_network, networks};
 use super::configuration::RunnableConfiguration;
 use super::definition::configuration;
-use super::element::Selection;
 use super::files;
 use super::interfaces::{check_default_routes, interface_names};
 use super::status::no_network_found;

@@ -1,7 +1,7 @@
 //! Tests of the annotations that select networks, in both forms.
 
 use super::annotations::{default_network, networks};
-use super::{Selection, Selections, element};
+use super::{Selection, Selections, annotations};
 use crate::cni::{Code, Error};
 use crate::pod::Pod;
 use crate::pod::well_known::{DEFAULT_NETWORK, NETWORKS};
@@ -280,12 +280,12 @@ fn errors_contain_element_character_and_field() {
 #[test]
 fn hardware_addresses_are_octets_in_groups() {
     for text in ["02:00:00:00:00:aF", "02-00-00-00-00-01", "0200.0000.0001", "11:22:33:44:55:66:77:88"] {
-        assert!(element::is_hardware_address(text), "{text}");
+        assert!(annotations::is_hardware_address(text), "{text}");
     }
     for text in
         ["", "zz", "02:00:00:00:00", "02:00:00:00:00:1", "02-00:00-00-00-01", "020000000001", "02:00:00:00:00:0g"]
     {
-        assert!(!element::is_hardware_address(text), "{text}");
+        assert!(!annotations::is_hardware_address(text), "{text}");
     }
 }
 

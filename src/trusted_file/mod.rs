@@ -15,15 +15,13 @@
 //! A trusted user is root or the user of this process. Group root counts as root, as in sudo's
 //! `sudo_secure_path`: archives of the CNI plugins up to 1.4 make `/opt/cni/bin` writable for it.
 
-mod atomic;
 mod check;
 mod open;
 
-pub use atomic::{Durability, exchange_file, replace_file, sync_directory};
 pub use check::{FileError, check, is_trusted};
 pub use open::{
-    FileId, append_below, create_directories, create_new, follow, names_in, open, open_of_any_kind, read,
-    read_nofollow, read_text, read_trusted,
+    Durability, FileId, append_below, create_directories, create_new, exchange_file, follow, names_in, open,
+    open_of_any_kind, read, read_nofollow, read_text, read_trusted, replace_file, sync_directory,
 };
 
 #[cfg(test)]
