@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -234,7 +235,12 @@ fn on_exit_auto_requires_the_name_of_the_daemon_set() {
 #[test]
 fn outside_of_a_pod_the_error_names_the_flags_that_replace_a_kubeconfig() {
     let scene = Scene::with("agent-outside", "10-calico.conflist", CALICO);
-    let why = scene.ends(2, "agent", &["--on-exit=auto", "--daemon-set=d", "--kubeconfig=/etc/k"]);
+    let arguments = scene.arguments("agent", &["--on-exit=auto", "--daemon-set=d", "--kubeconfig=/etc/k"]);
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_detour")).args(arguments).env_clear().env("POD_NAMESPACE", "n").output();
+    let output = output.expect("it starts");
+    let why = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{why}");
     assert!(why.contains("--api-server URL and --service-account DIR in place of --kubeconfig"), "{why}");
 }
 

@@ -53,6 +53,27 @@ fn delete_pod(scene: &Scene, list: &Value) {
 }
 
 #[test]
+fn an_uninstallation_names_the_pods_that_keep_the_guard() {
+    let scene = Scene::with("guarded", "10-calico.conflist", CALICO);
+    scene.ok("install", &[]);
+    let record = |name: &str, policy: Value| {
+        let record = json!({"version": 1, "policy": policy, "inputs": {"pod": {"namespace": "shop", "name": name}}});
+        let directory = format!("run/detour/attachments/{name}");
+        fs::create_dir_all(scene.path(&directory)).expect("made");
+        scene.write(&format!("{directory}/n@eth0.json"), &record.to_string());
+    };
+    let ambient = json!({"Ambient": {"dns": false, "inbound": true, "probes": []}});
+    record("web-0", json!({"interception": "Unsaid", "guard": ambient}));
+    record("web-1", json!({"interception": "Unsaid"}));
+    let output = scene.run("uninstall", &[]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && stderr.contains("if their redirection is lost: shop/web-0; recreate"),
+        "{stderr}"
+    );
+}
+
+#[test]
 fn a_program_stays_until_the_pods_that_need_it_are_deleted() {
     let scene = Scene::with("saved-results", "10-calico.conflist", CALICO);
     let before = scene.files();

@@ -13,6 +13,7 @@ use super::settings::PLATFORMS;
 use crate::cni::is_configuration_file;
 use crate::host_path::{HostPath, HostRoot};
 use crate::networks::check_chained_plugin;
+use crate::plugin::running::guarded_pods;
 use crate::state::format;
 use crate::trusted_file::{
     self, Durability, FileId, create_directories, is_trusted, names_in, read_nofollow, replace_file, sync_directory,
@@ -143,6 +144,9 @@ impl NodeFiles {
             }
         }
         found.needed_programs = self.needed_programs(&found.record, desired);
+        if let Some(records) = self.records().filter(|_| desired.is_none()) {
+            found.guarded_pods = guarded_pods(&records);
+        }
         let unreachable = found.record.files.keys().filter(|path| !paths.contains(*path));
         found.unreachable = unreachable.filter_map(|path| Some((path.clone(), self.unreachable(path)?))).collect();
         paths.extend(found.record.files.keys().cloned());

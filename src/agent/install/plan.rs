@@ -101,6 +101,8 @@ pub struct FoundState {
     /// The programs that the runtime needs, or may need, to delete running pods, each with the reason: their saved
     /// configuration lists name the program.
     pub needed_programs: BTreeMap<HostPath, String>,
+    /// The pods that keep a guard after an uninstallation, as NAMESPACE/NAME.
+    pub guarded_pods: BTreeSet<String>,
     /// Warnings, one line each.
     pub notes: Vec<String>,
 }

@@ -78,6 +78,13 @@ pub fn undo(found: &FoundState) -> InstallPlan {
     if plan.record.files.keys().any(|path| found.needed_programs.contains_key(path)) {
         plan.notes.push("delete these pods (drain the node), then run `detour uninstall` again".to_owned());
     }
+    if let Some(first) = found.guarded_pods.first() {
+        let pods = Vec::from_iter(found.guarded_pods.iter().map(String::as_str)).join(", ");
+        plan.notes.push(format!(
+            "the guard (mesh-guard) stays in running pods and rejects new connections if their redirection is lost: \
+             {pods}; recreate them, such as {first}, to remove it"
+        ));
+    }
     plan
 }
 

@@ -90,13 +90,9 @@ impl Node<'_> {
             reason,
             ..AuditedPod::default()
         };
-        let enrolled_by = match candidate(scheduled, namespace)? {
-            Candidate::WithoutSidecar(reason) => return Some(of(reason)),
-            Candidate::WithSidecar if pod.host_network => {
-                return Some(of("not redirected: the pod uses the host network (hostNetwork)".to_owned()));
-            }
-            Candidate::WithSidecar => None,
-            Candidate::Ambient(enrolled_by) => Some(enrolled_by),
+        let enrolled_by = match redirected_by(scheduled, namespace)? {
+            Ok(enrolled_by) => enrolled_by,
+            Err(reason) => return Some(of(reason)),
         };
         let found = match self.snapshot.of_pod(pod) {
             Ok(None) if scheduled.is_pending => return None,
@@ -278,30 +274,23 @@ fn drift(report: &RulesReport) -> Vec<String> {
 const INJECTION: &str = "istio-injection";
 const REVISION: &str = "istio.io/rev";
 
-/// Why the report is about a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Candidate {
-    /// It has a sidecar.
-    WithSidecar,
-    /// A label enrolls it in the ambient mesh.
-    Ambient(EnrolledBy),
-    /// It has no sidecar although the mesh requests one; the text is the reason.
-    WithoutSidecar(String),
-}
-
-/// Returns why the report is about a pod; `None` if the pod has ended, is a gateway or is not part of the mesh.
-fn candidate(scheduled: &ScheduledPod, namespace: Option<&Namespace>) -> Option<Candidate> {
-    let pod = &scheduled.pod;
-    if scheduled.is_ending {
-        return None;
+/// Returns whether the pod has a sidecar, or what enrolls it in the ambient mesh; the error is why nothing redirects it,
+/// although the mesh requests it. `None` if it has ended, is a gateway or is not part of the mesh.
+fn redirected_by(
+    ScheduledPod { pod, is_ending, .. }: &ScheduledPod,
+    namespace: Option<&Namespace>,
+) -> Option<Result<Option<EnrolledBy>, String>> {
+    let enrolled_by = enrolled_by(pod, namespace);
+    match pod.proxy() {
+        _ if *is_ending => None,
+        _ if enrolled_by.is_some() => Some(Ok(enrolled_by)),
+        None => missing_sidecar(pod, namespace).map(Err),
+        Some(_) if is_gateway(pod) => None,
+        Some(_) if pod.host_network => {
+            Some(Err("not redirected: the pod uses the host network (hostNetwork)".to_owned()))
+        }
+        Some(_) => Some(Ok(None)),
     }
-    if let Some(enrolled_by) = enrolled_by(pod, namespace) {
-        return Some(Candidate::Ambient(enrolled_by));
-    }
-    if pod.proxy().is_some() {
-        return (!is_gateway(pod)).then_some(Candidate::WithSidecar);
-    }
-    missing_sidecar(pod, namespace).map(Candidate::WithoutSidecar)
 }
 
 /// Returns whether the proxy is a gateway, which receives its traffic without redirection.
@@ -360,11 +349,11 @@ mod tests {
 
     #[test]
     fn pods_with_a_sidecar_are_examined_unless_they_ended_or_are_gateways() {
-        let of = |scheduled: &ScheduledPod| candidate(scheduled, None);
+        let of = |scheduled: &ScheduledPod| redirected_by(scheduled, None);
         let meshed = pod(&[], |pod| pod.containers.push(proxy(&["proxy", "sidecar"])));
-        assert_eq!(of(&meshed), Some(Candidate::WithSidecar));
+        assert_eq!(of(&meshed), Some(Ok(None)));
         let native = pod(&[], |pod| pod.init_containers.push(proxy(&[])));
-        assert_eq!(of(&native), Some(Candidate::WithSidecar));
+        assert_eq!(of(&native), Some(Ok(None)));
         assert_eq!(of(&ScheduledPod { is_ending: true, ..meshed.clone() }), None);
         for host_network in [false, true] {
             let gateway = pod(&[], |pod| {
@@ -384,12 +373,12 @@ mod tests {
             labels: labels(&[("istio.io/rev", "v1")]),
             ..Namespace::default()
         };
-        let of = |own: &[(&str, &str)], mode| candidate(&pod(own, |_| ()), Some(&namespace(mode)));
-        assert_eq!(of(&ambient, None), Some(Candidate::Ambient(EnrolledBy::Pod)));
-        assert_eq!(of(&[], Some("ambient")), Some(Candidate::Ambient(EnrolledBy::Namespace)));
-        assert!(matches!(of(&[], None), Some(Candidate::WithoutSidecar(_))));
+        let of = |own: &[(&str, &str)], mode| redirected_by(&pod(own, |_| ()), Some(&namespace(mode)));
+        assert_eq!(of(&ambient, None), Some(Ok(Some(EnrolledBy::Pod))));
+        assert_eq!(of(&[], Some("ambient")), Some(Ok(Some(EnrolledBy::Namespace))));
+        assert!(matches!(of(&[], None), Some(Err(_))));
         let gone = ScheduledPod { is_ending: true, ..pod(&ambient, |_| ()) };
-        assert_eq!(candidate(&gone, None), None);
+        assert_eq!(redirected_by(&gone, None), None);
     }
 
     #[test]
@@ -408,10 +397,10 @@ mod tests {
         ];
         for (namespace, own, host_network, expected) in table {
             let namespace = Namespace { labels: labels(namespace), ..Namespace::default() };
-            let found = candidate(&pod(own, |pod| pod.host_network = *host_network), Some(&namespace));
+            let found = redirected_by(&pod(own, |pod| pod.host_network = *host_network), Some(&namespace));
             match (expected, found) {
                 (None, None) => {}
-                (Some(expected), Some(Candidate::WithoutSidecar(reason))) => {
+                (Some(expected), Some(Err(reason))) => {
                     assert!(reason.starts_with("no sidecar: ") && reason.contains(expected), "{reason}");
                 }
                 (_, found) => panic!("{namespace:?} {own:?}: {found:?}"),

@@ -42,9 +42,12 @@ const MAX_TEXT: usize = 150;
 /// The maximum number of rows of traffic that bypasses the sidecar.
 const MAX_BYPASSES: usize = 24;
 
-/// A kind of traffic.
+/// A kind of traffic: its sender in the pod, and the arrow.
+#[derive(Default)]
 struct Row {
-    card: Card,
+    name: String,
+    detail: String,
+    ends_before: bool,
     /// The class of the arrow: one of [`LEGEND`].
     color: &'static str,
     /// The port of the sidecar that it passes.
@@ -53,13 +56,6 @@ struct Row {
     to: String,
     /// What requests the bypass, below the arrow; empty for captured traffic.
     sources: Vec<String>,
-}
-
-/// The sender of traffic in the pod.
-struct Card {
-    name: String,
-    detail: String,
-    ends_before: bool,
 }
 
 /// Draws an explanation as a self-contained SVG document.
@@ -212,18 +208,19 @@ fn bypasses(
     of_traffic.chain(of_proxy).chain(dns).chain(explanation.excluded_containers.iter().filter_map(named)).collect()
 }
 
-fn card(container: &ContainerTraffic<'_>) -> Card {
+/// Returns the row of a container, without an arrow's text.
+fn card(container: &ContainerTraffic<'_>) -> Row {
     let uid = container.uid().map_or_else(|| "unknown UID".to_owned(), |uid| format!("UID {uid}"));
     let detail = if container.ends_before { format!("init container, {uid}") } else { uid };
-    Card { ends_before: container.ends_before, ..every(container.name(), &detail) }
+    Row { ends_before: container.ends_before, ..every(container.name(), &detail) }
 }
 
-fn every(who: &str, detail: &str) -> Card {
-    Card { name: who.to_owned(), detail: detail.to_owned(), ends_before: false }
+fn every(who: &str, detail: &str) -> Row {
+    Row { name: who.to_owned(), detail: detail.to_owned(), color: "free", ..Row::default() }
 }
 
-fn bypass(card: Card, what: &str, to: &str, sources: &[String]) -> Row {
-    Row { card, color: "free", port: None, what: what.to_owned(), to: to.to_owned(), sources: sources.to_vec() }
+fn bypass(card: Row, what: &str, to: &str, sources: &[String]) -> Row {
+    Row { what: what.to_owned(), to: to.to_owned(), sources: sources.to_vec(), ..card }
 }
 
 /// An SVG document in progress, in pixels from the upper left corner.
@@ -234,11 +231,12 @@ struct Drawing {
 
 impl Drawing {
     /// Adds a row: the sender, an arrow through or past the sidecar, and the destination. Inbound traffic arrives from there.
-    fn row(&mut self, Row { card, color, port, what, to, sources }: &Row, y: i32) {
-        let class = if card.ends_before { "card ends" } else { "card" };
+    fn row(&mut self, row: &Row, y: i32) {
+        let Row { name, detail, ends_before, color, port, what, to, sources } = row;
+        let class = if *ends_before { "card ends" } else { "card" };
         self.area(class, (CARD, y), (CARD_WIDTH, CARD_HEIGHT), 9);
-        self.text("name", (CARD + 14, y + 23), &card.name, 25);
-        self.text("soft", (CARD + 14, y + 42), &card.detail, 31);
+        self.text("name", (CARD + 14, y + 23), name, 25);
+        self.text("soft", (CARD + 14, y + 42), detail, 31);
         let middle = y + CARD_HEIGHT / 2;
         let (start, end) = ((CARD + CARD_WIDTH, middle), (OUTSIDE + 16, middle));
         match *color {

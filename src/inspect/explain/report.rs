@@ -11,7 +11,7 @@ use crate::cni::Error;
 use crate::inspect::elements::scope_text;
 use crate::inspect::selected::SelectedNetwork;
 use crate::inspect::subject::{ConfigurationOrigin, PlannedFormat, Subject, planned_format};
-use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, cut_list, joined};
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, cut_list, joined};
 use crate::networks::PodNetwork;
 use crate::plugin::primary::{NetworkRunner, UNREAD, united};
 use crate::policy::Policy;
@@ -395,11 +395,6 @@ impl NetworkReport {
     }
 
     fn row(&self) -> Vec<Cell> {
-        let decision = match (&self.decision, self.exclusions) {
-            (None, _) => String::new(),
-            (Some(decision), 0) => decision.clone(),
-            (Some(decision), count) => format!("{decision}; {}", counted(count, "exclusion")),
-        };
         let types = if self.types.is_empty() { "unknown type".to_owned() } else { self.types.join(", ") };
         let runs = match (self.runs, &self.interface) {
             ("", _) => String::new(),
@@ -414,7 +409,7 @@ impl NetworkReport {
             Cell::of(&self.name).tone(Tone::Strong),
             Cell::of(leads_to).tone(Tone::Faint),
             Cell::of(runs),
-            Cell::of(decision),
+            Cell::of(self.decision.as_deref().unwrap_or_default()),
         ]
     }
 }

@@ -16,11 +16,11 @@ use crate::plugin::check::differences;
 use crate::plugin::del::remove;
 use crate::plugin::inputs::AddInputs;
 use crate::plugin::netns_state::{self, NetnsState};
-use crate::plugin::record::{RecordPart, SandboxRecord};
+use crate::plugin::record::{RecordPart, SandboxRecord, SandboxRecords};
 use crate::pod::{Pod, PodRef};
 use crate::policy::{InterceptionMode, Protocol, Redirect};
 use crate::state::{Attachment, ROOT, Store};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -48,6 +48,18 @@ pub struct Sandbox {
 /// The pod sandboxes of the node by ID, each with the modification time of its directory, if every later change has another.
 #[derive(Debug, Default)]
 pub struct Sandboxes(BTreeMap<String, (Option<SystemTime>, Option<Sandbox>)>);
+
+/// Returns the pods whose saved policy has a guard, as NAMESPACE/NAME. A pod sandbox that can't be read is skipped.
+#[must_use]
+pub fn guarded_pods(store: &Store) -> BTreeSet<String> {
+    let guarded = |id: String| {
+        let records = SandboxRecords::read_all(store, &id, None).ok()?;
+        let (_, record) = records.attachments.iter().find(|(_, record)| record.policy.guard.is_some())?;
+        let pod = AddInputs::read(record.inputs.as_ref()?)?.pod;
+        Some(format!("{}/{}", pod.namespace, pod.name))
+    };
+    store.sandboxes().unwrap_or_default().into_iter().filter_map(guarded).collect()
+}
 
 impl Sandboxes {
     /// Reads what has changed in the saved state, one sandbox at a time. A damaged record is logged, and its sandbox is

@@ -112,7 +112,7 @@ impl NodeFiles {
             return BTreeMap::new();
         }
         let types = programs.iter().map(HostPath::name).collect();
-        let records = HostPath::new(ROOT).and_then(|path| self.root.reach(&path).ok()).map(Store::new);
+        let records = self.records();
         let is_own = |container: &str, network: &str| {
             let attachments = records.as_ref().and_then(|records| records.attachments_of(container).ok());
             attachments.is_some_and(|found| found.iter().any(|attachment| attachment.network == network))
@@ -125,6 +125,11 @@ impl NodeFiles {
             (!reasons.is_empty()).then(|| (path, reasons.join("; ")))
         };
         programs.into_iter().filter_map(reason).collect()
+    }
+
+    /// Returns the plugin's records of running pods.
+    pub(super) fn records(&self) -> Option<Store> {
+        HostPath::new(ROOT).and_then(|path| self.root.reach(&path).ok()).map(Store::new)
     }
 }
 
