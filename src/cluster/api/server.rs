@@ -13,7 +13,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
 /// The timeout of a write, including retries: the pod's start waits for it.
@@ -30,6 +30,8 @@ pub struct Api {
     credentials: Arc<Credentials>,
     /// The timeout for facts, including retries, and of each page of a list.
     timeout: Duration,
+    /// When the lookup began, if another source was asked first.
+    started: Option<Instant>,
     /// Whether a lookup ends early if the server accepts no connection: no other source has accepted one.
     needs_connection: bool,
     /// Whether requests are retried after transient errors.
@@ -64,6 +66,7 @@ impl Api {
         Self {
             credentials,
             timeout: TIMEOUT,
+            started: None,
             needs_connection: true,
             retries: true,
             node: None,
@@ -111,7 +114,7 @@ impl Api {
     /// Returns the same server with a limit for each lookup of facts, including retries.
     #[must_use]
     pub fn within(&self, timeout: Duration) -> Self {
-        Self { timeout, ..self.clone() }
+        Self { timeout, started: None, ..self.clone() }
     }
 
     /// Returns the same server without retries after transient errors: for callers with another source, and for users,
@@ -121,9 +124,10 @@ impl Api {
         Self { retries: false, ..self }
     }
 
-    /// Returns the same server for a lookup that another source, which accepted a connection or not, did not answer.
-    pub(in crate::cluster) fn as_fallback(&self, left: Duration, is_connected: bool) -> Self {
-        Self { timeout: left, needs_connection: !is_connected, ..self.clone() }
+    /// Returns the same server for a lookup that began at `started` with another source, which accepted a connection or
+    /// not, and did not answer.
+    pub(in crate::cluster) fn as_fallback(&self, started: Instant, timeout: Duration, is_connected: bool) -> Self {
+        Self { timeout, started: Some(started), needs_connection: !is_connected, ..self.clone() }
     }
 
     /// Returns the session, which the first call opens.
@@ -141,10 +145,10 @@ impl Api {
         Ok(self.session.get_or_init(|| session))
     }
 
-    /// Returns the deadline of a lookup that starts now.
+    /// Returns the deadline of a lookup that starts now, unless another source was asked first.
     fn deadline(&self) -> Deadline {
         let Self { needs_connection, retries, .. } = *self;
-        Deadline { needs_connection, retries, ..Deadline::after(self.timeout) }
+        Deadline { needs_connection, retries, ..Deadline::of(self.started.unwrap_or_else(Instant::now), self.timeout) }
     }
 
     /// Waits for requests. Not for tasks of a shared event loop.

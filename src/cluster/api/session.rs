@@ -286,9 +286,8 @@ pub(super) struct Deadline {
 }
 
 impl Deadline {
-    /// Returns the deadline for a request that starts now.
-    pub(super) fn after(timeout: Duration) -> Self {
-        let started = Instant::now();
+    /// Returns the deadline for a request that started then.
+    pub(super) fn of(started: Instant, timeout: Duration) -> Self {
         Self { started, at: started + timeout, needs_connection: true, retries: true, awaits: true }
     }
 }
@@ -358,7 +357,7 @@ mod tests {
     /// The times of the attempts, if each one fails at once with the same error, and the result. A server listens.
     fn attempts(timeout: Duration, error: &Failure) -> (Vec<Duration>, Failure) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
-        failing(Deadline::after(timeout), listener.local_addr().expect("an address").port(), error)
+        failing(Deadline::of(Instant::now(), timeout), listener.local_addr().expect("an address").port(), error)
     }
 
     fn failing(deadline: Deadline, port: u16, error: &Failure) -> (Vec<Duration>, Failure) {
@@ -418,11 +417,11 @@ mod tests {
     #[test]
     fn a_server_that_accepts_no_connection_ends_the_attempts_unless_another_source_does() {
         let refused = transient("refused", None);
-        let (times, last) = failing(Deadline::after(Duration::from_secs(600)), closed_port(), &refused);
+        let (times, last) = failing(Deadline::of(Instant::now(), Duration::from_secs(600)), closed_port(), &refused);
         let parts = ["no connection within", "an earlier attempt failed: refused"];
         assert!(parts.iter().all(|part| last.cause.contains(part)), "{last:?}");
         assert!(times.len() > 1);
-        let connected = Deadline { needs_connection: false, ..Deadline::after(Duration::from_secs(3)) };
+        let connected = Deadline { needs_connection: false, ..Deadline::of(Instant::now(), Duration::from_secs(3)) };
         let (times, _) = failing(connected, closed_port(), &refused);
         assert!(times.last() >= Some(&Duration::from_millis(2900)), "{times:?}");
     }
