@@ -157,6 +157,11 @@ impl NfSocket {
         }
     }
 
+    /// Sends a request to a subsystem other than nf_tables and waits for the acknowledgement.
+    pub(super) fn request(&mut self, kind: u16, family: u8, attributes: &Attributes) -> Result<(), NfError> {
+        Ok(self.0.request(kind, 0, &header(family, 0), attributes.as_bytes())?)
+    }
+
     /// Commits the messages that `write` appends as one atomic transaction, provided that the rules are still of
     /// `generation`.
     ///

@@ -1,6 +1,6 @@
-//! Running pods, for the node's agent: which pod sandbox with saved state is a pod's, its live state, and whether its
-//! network namespace is gone, and how many connections bypass the sidecar. Submodules repeat an ADD, and exclude containers. No CNI call uses this
-//! module, and it does not use the cluster.
+//! Running pods, for the node's agent: which pod sandbox with saved state is a pod's, its live state, whether its network
+//! namespace is gone, and which connections bypass the sidecar. Submodules repeat an ADD, and exclude containers. No CNI
+//! call uses this module, and it does not use the cluster.
 
 pub mod containers;
 mod repeated_add;
@@ -11,14 +11,14 @@ use crate::cni::{Code, DEFAULT_INTERFACE, Error};
 use crate::firewall::nfnetlink::{Connection, NfSocket};
 use crate::firewall::{AmbientRedirection, Arrival, Destination, LiveRuleset, Packet, RulesetView, Sender};
 use crate::host_path::{HostPath, HostRoot};
-use crate::netns::{NetnsId, OpenConnection, listens, open_connections};
+use crate::netns::{LockMode, NetnsId, OpenConnection, listens, open_connections};
 use crate::plugin::check::differences;
 use crate::plugin::del::remove;
 use crate::plugin::inputs::AddInputs;
 use crate::plugin::netns_state::{self, NetnsState};
 use crate::plugin::record::{RecordPart, SandboxRecord, SandboxRecords};
 use crate::pod::{Pod, PodRef};
-use crate::policy::{InterceptionMode, Protocol, Redirect};
+use crate::policy::{DnsCapture, InterceptionMode, Protocol, Redirect};
 use crate::state::{Attachment, ROOT, Store};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -32,7 +32,11 @@ const CLOCK_RESOLUTION: Duration = Duration::from_secs(1);
 
 /// The maximum number of connections that are compared with the exclusions, and so counted.
 const MAX_CONNECTIONS: usize = 1000;
+/// The maximum number of DNS flows whose conntrack entries are deleted.
+const MAX_DNS_FLOWS: usize = 5000;
 const TCP: u8 = 6;
+const UDP: u8 = 17;
+const DNS_PORT: u16 = 53;
 
 /// A pod sandbox with saved state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -228,8 +232,9 @@ fn is_gone(root: &HostRoot, path: &Path, id: NetnsId) -> bool {
 // NAT decides at the first packet of a connection, so a connection that the kernel tracked without the rules keeps bypassing
 // the sidecar until it closes. Deleting its conntrack entry would not help: the kernel treats the next packet as a new
 // connection and redirects it (`nf_conntrack_tcp_loose`), the proxy does not know the connection, and both ends get a reset
-// (observed with 6.18).
-/// Counts the container's established TCP connections that are older than the rules and bypass the sidecar although its policy redirects them.
+// (observed with 6.18). It does help for DNS queries over UDP.
+/// Counts the container's established TCP connections that are older than the rules and bypass the sidecar although its
+/// policy redirects them. If DNS is captured, also deletes the conntrack entries of DNS queries over UDP that bypass it.
 /// Connections that are excluded by GID, by interface or by container are counted too: the kernel does not list these
 /// properties.
 ///
@@ -238,7 +243,7 @@ fn is_gone(root: &HostRoot, path: &Path, id: NetnsId) -> bool {
 /// or its connections can't be listed or are too many.
 pub fn bypassing(container_id: &str, netns: &Path, timeout: Duration) -> Result<usize, Error> {
     let (store, netns) = (Store::new(ROOT), netns_state::open_at(netns)?);
-    netns.enter(timeout, || {
+    netns.enter_to(LockMode::Change, timeout, || {
         let NetnsState { policy, rules, rule_format, .. } = NetnsState::read(&store, container_id, &netns)?;
         let Some(redirect) = policy.redirect() else { return Ok(0) };
         let open: HashMap<_, _> =
@@ -248,16 +253,21 @@ pub fn bypassing(container_id: &str, netns: &Path, timeout: Duration) -> Result<
             let found = outbound.or_else(|| open.get(&(c.destination, c.source)).map(|open| (open, false)));
             found.filter(|(open, _)| may_be_redirected(redirect, open))
         };
-        let is_tracked_without_rules = |c: &Connection| c.protocol == TCP && c.replies_from == c.destination;
-        let socket = NfSocket::open();
-        let tracked = socket
-            .and_then(|mut socket| socket.connections(|c| is_tracked_without_rules(c) && find(c).is_some()))
-            .map_err(|error| {
-                let msg = format!("can't read connection tracking: {}: {error}", netns.path().display());
-                Error::new(Code::KernelRefused, msg)
-            })?;
+        let is_dns =
+            |c: &Connection| c.protocol == UDP && c.destination.port() == DNS_PORT && redirect.dns != DnsCapture::Off;
+        let is_tcp = |c: &Connection| c.protocol == TCP && find(c).is_some();
+        let failed = |error| {
+            let msg = format!("can't read connection tracking: {}: {error}", netns.path().display());
+            Error::new(Code::KernelRefused, msg)
+        };
+        let mut socket = NfSocket::open().map_err(failed)?;
+        let is_tracked_without_rules = |c: &Connection| c.replies_from == c.destination && (is_dns(c) || is_tcp(c));
+        let tracked = socket.connections(is_tracked_without_rules).map_err(failed)?;
+        for query in tracked.iter().filter(|c| is_dns(c)).take(MAX_DNS_FLOWS) {
+            socket.forget(query).map_err(failed)?;
+        }
         let view = RulesetView::desired(&rules, rule_format);
-        let found = tracked.iter().take(MAX_CONNECTIONS).filter_map(find);
+        let found = tracked.iter().filter(|c| is_tcp(c)).take(MAX_CONNECTIONS).filter_map(find);
         Ok(found.filter(|(open, outbound)| is_redirected(&view, redirect, open, *outbound)).count())
     })
 }

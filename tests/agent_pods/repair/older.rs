@@ -4,7 +4,7 @@ use crate::repair::scene::{Pod, Scene, assert_is, event, one, scene};
 use crate::support::new_netns::in_netns;
 use nix::unistd::{Uid, setfsuid};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -104,5 +104,33 @@ fn untracked_connections_are_reset_and_not_counted() {
         outbound.0.write_all(b"x").expect("sent");
         let error = outbound.0.read(&mut [0]).expect_err("it is reset");
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn dns_queries_of_an_open_socket_are_redirected_again() {
+    scene(|scene| {
+        scene.install(&serde_json::json!([{"type": "istio-redirect", "redirect_dns": true, "capture_all_dns": true}]));
+        let link = Link::new(scene);
+        let added = one(scene.repair().run_pass(&[link.pod.unvalidated()], Instant::now()));
+        assert_is(&added, "DetourRepaired", "traffic is redirected to the sidecar again");
+        drifted(&link);
+        let bind = |pod, address: &'static str, uid| {
+            let socket = inside(pod, uid, || UdpSocket::bind(address)).expect("bound");
+            socket.set_read_timeout(PATIENCE).expect("set");
+            socket
+        };
+        let (resolver, proxy) = (bind(&link.far, "10.88.0.1:53", 0), bind(&link.pod, "127.0.0.1:15053", PROXY));
+        let client = bind(&link.pod, "10.88.0.2:4053", 0);
+        client.send_to(b"before", "10.88.0.1:53").expect("sent");
+        let (_, from) = resolver.recv_from(&mut [0; 9]).expect("the rule is gone");
+        resolver.send_to(b"answer", from).expect("sent");
+        client.recv(&mut [0; 9]).expect("answered");
+        let done = one(scene.repair().run_pass(&[Arc::new(link.pod.observed())], Instant::now()));
+        assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again: its rules had drifted");
+        client.send_to(b"after", "10.88.0.1:53").expect("sent");
+        let mut query = [0; 5];
+        proxy.recv(&mut query).expect("the sidecar has it");
+        assert_eq!(&query, b"after");
     });
 }
