@@ -3,7 +3,7 @@
 //! no attachment needs them.
 
 use super::addresses::{OwnFamilies, PROXY_LOOPBACK, own_families};
-use super::routes::{message, out_interface, table};
+use super::routes::{deletion, message, out_interface, table};
 use super::rtnetlink::{
     FAMILIES, IP6_HINT, LO, RTM_DELADDR, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWADDR,
     RTM_NEWROUTE, RTM_NEWRULE, accept_existing, accept_missing, failed, list, open, request, rule_header,
@@ -60,7 +60,7 @@ impl Fixtures {
         routing.chain(self.proxy_loopback.then_some(Fixture::ProxyLoopback)).collect()
     }
 
-    /// Returns the objects that are missing in the namespace.
+    /// Returns the objects that are missing in the namespace, or have no effect.
     ///
     /// # Errors
     /// The kernel does not list policy rules or routes.
@@ -71,7 +71,7 @@ impl Fixtures {
             let mut missing = BTreeSet::new();
             for fixture in self.objects() {
                 let exists = match (fixture, &mut socket) {
-                    (Fixture::Route { .. } | Fixture::Rule { .. }, Some(socket)) => fixture.exists(socket)?,
+                    (Fixture::Route { .. } | Fixture::Rule { .. }, Some(socket)) => fixture.is_in_effect(socket)?,
                     _ => addresses.proxy_loopback,
                 };
                 if !exists {
@@ -153,19 +153,36 @@ impl Fixture {
         if self.is_ip6() { AddressFamily::Inet6 } else { AddressFamily::Inet }
     }
 
-    /// Returns whether the namespace has this route or policy rule.
-    fn exists(self, socket: &mut NetlinkSocket) -> Result<bool, Errno> {
-        let Self::Route { table: own, .. } = self else { return Ok(self.find_rule(socket)?.is_some()) };
-        let routes: Vec<RouteMessage> = list(socket, RTM_GETROUTE, &self.route(own).header)?;
-        Ok(routes.iter().any(|route| {
-            let RouteHeader { address_family, destination_prefix_length, kind, .. } = route.header;
-            (address_family, destination_prefix_length, kind) == (self.family(), 0, RouteType::Local)
-                && table(route) == own
-                && out_interface(route) == Some(LO)
-        }))
+    /// Returns whether the namespace has this policy rule, or this route as the first default route of its table; a later
+    /// one has no effect.
+    fn is_in_effect(self, socket: &mut NetlinkSocket) -> Result<bool, Errno> {
+        match self {
+            Self::Route { table, .. } => Ok(self.default_routes(socket, table)?.first().is_some_and(is_local)),
+            _ => Ok(self.find_rule(socket)?.is_some()),
+        }
     }
 
-    /// Adds the object; an existing one is no error. A route replaces another default route of its table.
+    /// Returns the default routes of a table in the order in which the kernel prefers them: routes for a type of service
+    /// first, then by metric.
+    fn default_routes(self, socket: &mut NetlinkSocket, own: u32) -> Result<Vec<RouteMessage>, Errno> {
+        let mut routes: Vec<RouteMessage> = list(socket, RTM_GETROUTE, &self.route(own).header)?;
+        routes.retain(|route| {
+            let RouteHeader { address_family, destination_prefix_length, source_prefix_length, .. } = route.header;
+            (address_family, destination_prefix_length, source_prefix_length) == (self.family(), 0, 0)
+                && table(route) == own
+        });
+        let metric = |route: &RouteMessage| {
+            route.attributes.iter().find_map(|attribute| match attribute {
+                RouteAttribute::Priority(metric) => Some(*metric),
+                _ => None,
+            })
+        };
+        routes.sort_by_key(|route| (route.header.tos == 0, metric(route).unwrap_or_default()));
+        Ok(routes)
+    }
+
+    /// Adds the object; an existing one is no error. A route replaces default routes of its table that precede it or have
+    /// its metric.
     fn add(self, socket: &mut NetlinkSocket) -> Result<(), Error> {
         let added = match self {
             // Without this flag, the proxy can't bind to the address until duplicate address detection has finished.
@@ -173,9 +190,7 @@ impl Fixture {
                 let address = proxy_loopback(AddressHeaderFlags::Nodad);
                 accept_existing(request(socket, RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &address))
             }
-            Self::Route { table, .. } => {
-                request(socket, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, &self.route(table))
-            }
+            Self::Route { table, .. } => self.add_route(socket, table),
             Self::Rule { table, mark, .. } => {
                 let mut rule = RuleMessage::default();
                 rule.header = rule_header(self.family());
@@ -191,6 +206,12 @@ impl Fixture {
             };
             failed(&format!("can't add the {self}"), e, hint)
         })
+    }
+
+    fn add_route(self, socket: &mut NetlinkSocket, table: u32) -> Result<(), Errno> {
+        request(socket, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, &self.route(table))?;
+        let others = self.default_routes(socket, table)?.into_iter().take_while(|route| !is_local(route));
+        others.into_iter().try_for_each(|other| accept_missing(request(socket, RTM_DELROUTE, 0, &deletion(other))))
     }
 
     /// Removes the object; a missing one is no error.
@@ -228,6 +249,11 @@ impl Fixture {
         let rules: Vec<RuleMessage> = list(socket, RTM_GETRULE, &rule_header(self.family()))?;
         Ok(rules.into_iter().find(|rule| by_mark(rule) == Some((mark, table))))
     }
+}
+
+/// Returns whether a default route delivers packets locally.
+fn is_local(route: &RouteMessage) -> bool {
+    route.header.kind == RouteType::Local && out_interface(route) == Some(LO)
 }
 
 fn proxy_loopback(flags: AddressHeaderFlags) -> AddressMessage {
