@@ -1,13 +1,10 @@
 //! Configurations in files: those in `confDir`, and those that `clusterNetwork` and `defaultNetworks` name by path.
 
 use super::configuration::{RunnableConfiguration, json, with_plugins};
-use crate::cluster::yaml::typed;
 use crate::cni::version::UNSTATED;
-use crate::cni::{Code, Error, has_only_inlined, is_identifier};
+use crate::cni::{Block, Code, Error, has_only_inlined, is_identifier, wrong_type};
 use crate::trusted_file::{self, read_text};
-use serde::Deserialize;
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -15,35 +12,18 @@ use std::path::{Path, PathBuf};
 /// Extensions of configuration files (libcni's `ConfFiles`, as Multus calls it).
 const EXTENSIONS: [&str; 3] = ["conf", "json", "conflist"];
 
-/// The keys of a plugin in a file that libcni itself reads (`pkg/types`, `PluginConf`).
-const CHAINED_KEYS: [&str; 6] = ["cniVersion", "name", "type", "capabilities", "ipam", "dns"];
-
-/// [`CHAINED_KEYS`] with their types.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[expect(dead_code, reason = "only the types are checked")]
-struct PluginConf {
-    cni_version: Option<String>,
-    name: Option<String>,
-    capabilities: Option<BTreeMap<String, Option<bool>>>,
-    ipam: Option<PluginIpam>,
-    dns: Option<PluginDns>,
-}
-
-#[derive(Deserialize)]
-#[expect(dead_code, reason = "as in `PluginConf`")]
-struct PluginIpam {
-    r#type: Option<String>,
-}
-
-#[derive(Deserialize)]
-#[expect(dead_code, reason = "as in `PluginConf`")]
-struct PluginDns {
-    domain: Option<String>,
-    nameservers: Option<Vec<Option<String>>>,
-    search: Option<Vec<Option<String>>>,
-    options: Option<Vec<Option<String>>>,
-}
+/// The keys of a plugin that libcni itself reads (`pkg/types`, `PluginConf`).
+const CHAINED_KEYS: [&str; 9] = [
+    "cniVersion",
+    "name",
+    "type",
+    "capabilities",
+    "ipam",
+    "dns",
+    "runtimeConfig",
+    "prevResult",
+    "cni.dev/valid-attachments",
+];
 
 /// Limit of a configuration file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -174,8 +154,44 @@ fn chained_plugin(place: &str, plugin: &Value, name: &str, version: &str) -> Res
         let msg = format!("{place}: expected a JSON object with type: one plugin of the chain");
         return Err(Error::new(Code::InvalidConfig, msg));
     };
-    typed::<PluginConf>(plugin)
-        .map_err(|why| Error::new(Code::InvalidConfig, format!("{place}.{why}; Multus skips the whole chain")))?;
+    let block = Block::new(place, plugin)?;
+    for key in ["name", "cniVersion"] {
+        block.reader().string(key)?;
+    }
+    let invalid = |key: &str, value: &Value, expected| Err(wrong_type(&format!("{place}.{key}"), value, expected));
+    let flags = |value: &Value| value.is_boolean() || value.is_null();
+    match keys.get("capabilities") {
+        None | Some(Value::Null) => {}
+        Some(Value::Object(named)) if named.values().all(flags) => {}
+        Some(other) => return invalid("capabilities", other, "an object of true or false, by name"),
+    }
+    let text = |value: &Value| value.is_string() || value.is_null();
+    let texts = |value: &Value| value.is_null() || value.as_array().is_some_and(|all| all.iter().all(text));
+    let attachment =
+        |value: &Value| value.is_null() || (value.is_object() && text(&value["containerID"]) && text(&value["ifname"]));
+    let attachments = |value: &Value| value.as_array().is_some_and(|all| all.iter().all(attachment));
+    for (key, is_valid, expected) in [
+        (
+            "ipam",
+            &(|ipam: &Value| ipam.is_object() && text(&ipam["type"])) as &dyn Fn(&Value) -> bool,
+            "an object whose type is a string",
+        ),
+        (
+            "dns",
+            &|dns| {
+                dns.is_object()
+                    && text(&dns["domain"])
+                    && ["nameservers", "search", "options"].iter().all(|key| texts(&dns[key]))
+            },
+            "an object with nameservers, search and options, lists of strings, and domain, a string",
+        ),
+        ("prevResult", &Value::is_object, "an object"),
+        ("cni.dev/valid-attachments", &attachments, "a list of objects with containerID and ifname, strings"),
+    ] {
+        if let Some(other) = keys.get(key).filter(|value| !value.is_null() && !is_valid(value)) {
+            return invalid(key, other, expected);
+        }
+    }
     let mut keys = keys.clone();
     keys.insert("name".to_owned(), name.into());
     keys.insert("cniVersion".to_owned(), version.into());
@@ -300,8 +316,7 @@ mod tests {
         assert_eq!(chain[0].1.plugins[0].keys["capabilities"]["dns"], true);
         for (text, why) in [
             (&b"{\"TYPE\": 7}"[..], "f.type: invalid value 7"),
-            (b"{\"type\": \"a\", \"IPAM\": 1}", "f.ipam: invalid type: integer, expected an object"),
-            (b"{\"type\": \"a\", \"dns\": {\"search\": [1]}}", "f.dns.search[0]: invalid type: integer"),
+            (b"{\"type\": \"a\", \"IPAM\": 1}", "f.ipam: invalid value 1"),
             (b"{\"kind\": \"\xff\"}", "f: expected a JSON object with type: one plugin of the chain"),
         ] {
             assert!(check_chained_plugin("f", text).is_err_and(|error| error.msg.starts_with(why)), "{why}");
