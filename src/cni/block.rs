@@ -3,7 +3,6 @@
 use super::error::{Code, Error};
 use super::list::{ItemList, excerpt, wrong_type};
 use crate::suggest::did_you_mean;
-use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -12,7 +11,7 @@ use std::cell::RefCell;
 const READ_KEYS: usize = 32;
 
 /// A JSON object of a configuration, with its path.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
 pub struct Block {
     /// The path in messages: `chain[0]`, `args.cni.uid-exclude`; empty at the top level.
     pub path: String,
