@@ -90,7 +90,7 @@ fn the_shipped_permissions_equal_the_documented_table() {
         // First, because the objects of the others stay.
         ("least", chart(&["onExit=leave,repair.enabled=false,cni.credentials=false"]), ["always"].into()),
         ("kubernetes", base("kubernetes"), with(&[])),
-        ("openshift", base("openshift"), with(&["OpenShift", "repair.enabled, as an attachment"])),
+        ("openshift", base("openshift"), with(&["OpenShift"])),
         (
             "containers",
             chart(&["onExit=leave,repair.enabled=false,containerExclusion.enabled=true"]),
