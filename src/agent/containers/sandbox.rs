@@ -68,7 +68,7 @@ pub(super) struct Sandbox {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Captures {
     pub(super) pod: Option<PodRef>,
-    /// Names and causes.
+    /// The names of these containers, each with the cause.
     new: Vec<(String, String)>,
     /// The names that were reported.
     reported: BTreeSet<String>,

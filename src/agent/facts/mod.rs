@@ -1,4 +1,5 @@
-//! The node's pods, all namespaces and, for a primary plugin, all attachment definitions, cached by watches, and the answers to the plugin.
+//! The node's pods, all namespaces and, for a primary plugin, all attachment definitions, cached by watches, and the answers
+//! to the plugin.
 //!
 //! Measured memory of an agent (6.5 MB with empty caches): a thousand pods of an ordinary mesh (two containers, forty
 //! variables) add 13 MB, a thousand definitions 1 MB, 500 pods with 5,000 definitions 10 MB. The objects of a kind take at

@@ -25,13 +25,13 @@ pub use settings::{Entry, PLATFORMS, Platform, default_chain, kubeconfig, server
 
 use std::io::{self, ErrorKind};
 
-/// The reason for which an installation failed.
+/// Why an installation failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InstallError {
     /// A file operation failed.
     #[error("{0}")]
     File(String),
-    /// The installation record can't be parsed, because of the parser's error.
+    /// The installation record at this path can't be parsed; the second value is the parser's error.
     #[error("{0}: invalid installation record: {1}; the next installation replaces it")]
     Record(HostPath, String),
     /// The node has the installation of another DaemonSet.

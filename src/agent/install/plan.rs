@@ -114,7 +114,7 @@ impl FoundState {
         sha256.contains(&file.digest).then(|| file.digest.clone())
     }
 
-    /// Returns the text of a file; it is empty if there is none.
+    /// Returns the text of a file, or an empty text if the file is missing.
     pub(super) fn text(&self, path: &HostPath) -> &str {
         self.files.get(path).and_then(|file| file.text.as_deref()).unwrap_or_default()
     }

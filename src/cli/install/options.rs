@@ -388,7 +388,7 @@ struct Attachment {
 
 impl GivenKeys {
     /// Returns the name of the network in the configuration file of the installation: the key `name` of `--config`.
-    /// Without such a file, the key is refused.
+    /// Without such a file, the key is rejected.
     fn network(&self, is_written: bool) -> Result<String> {
         match self.config.get("name").filter(|name| !name.is_null()) {
             None => Ok(DEFAULT_NETWORK.to_owned()),
