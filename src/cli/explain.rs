@@ -24,8 +24,8 @@ Examples:
 
 --rules and --format require exactly one pod. Only --rules nft has the exclusions, which are native.
 
-For a pod of the cluster, use kubectl detour explain: it runs on the pod's node, with its configuration.
-The command changes nothing. With -f, it needs neither root nor a cluster.
+For a pod of the cluster, use kubectl detour explain: it runs on the pod's node, with the node's
+configuration. The command changes nothing. With -f, it needs neither root nor a cluster.
 
 Exit codes: 0 success, 1 an ADD of this pod would fail, 2 invalid arguments or input.";
 
