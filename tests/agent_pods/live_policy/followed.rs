@@ -135,7 +135,8 @@ fn one_of_two_agents_changes_a_pod() {
         let pod = Pod::added(scene, api, "web-0", &[]);
         scene.wait_for_counts([1, 0, 0, 0]);
         let second = scene.starting_agent("b", &["--health-address=127.0.0.1:0"]);
-        let lines = second.wait_for_logs(&["serving /healthz", "this agent is on standby"]);
+        let parts = ["serving /healthz", "watching pods", "watching namespaces", "this agent is on standby"];
+        let lines = second.wait_for_logs(&parts);
         let line = lines.iter().find(|line| line.contains("address=")).expect("its address");
         let other = line.split("address=").nth(1).expect("one").trim().to_owned();
         pod.annotate(api, EXCLUDE_PORTS, "3306");
@@ -149,7 +150,11 @@ fn one_of_two_agents_changes_a_pod() {
         pod.until(|pod| pod.excludes_port(3307));
         until("the metric", || sample(&other, "detour_pods{policy=\"current\"}") == Some(1));
         wait_for_event(api, &pod, "DetourPolicyChanged", "3307");
-        assert_eq!(events(api, &pod, "DetourPolicyChanged").len(), 2);
+        assert_eq!(sample(&other, applied), Some(1), "it does not repeat the change of the first agent");
+        // An agent on a busy machine sends a request again that has no answer in time.
+        let mut messages = events(api, &pod, "DetourPolicyChanged");
+        messages.dedup();
+        assert_eq!(messages.len(), 2, "{messages:#?}");
     });
 }
 
