@@ -9,8 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{DesiredState, Digest, HostPath, NodeFiles, token_in};
 use detour_cni::agent::{
-    DaemonSet, DesiredInstallation, Installation, Job, Metrics, OnExit, PluginToken, PodSettings, RepairMode, Services,
-    run, run_tasks,
+    DaemonSet, Installation, Job, Metrics, OnExit, PluginToken, PodSettings, RepairMode, Services, run, run_tasks,
 };
 use detour_cni::cluster::{Api, ObjectRef};
 use detour_cni::cni::LogLevel;
@@ -117,6 +116,7 @@ impl AgentArguments {
             install: self.install.clone(),
             without_token: self.plugin_service_account.as_deref() == Some(""),
             node: node.clone(),
+            owner: owner.clone(),
             program,
             plugin_token,
             socket: services.as_ref().and_then(|services| services.socket.clone()),
@@ -201,6 +201,7 @@ struct DesiredSource {
     /// Whether the plugin gets no credentials.
     without_token: bool,
     node: NodeFiles,
+    owner: Option<String>,
     program: Digest,
     plugin_token: Option<PluginToken>,
     socket: Option<HostPath>,
@@ -215,21 +216,19 @@ struct DesiredSource {
 impl DesiredSource {
     /// Returns the current state. If the plugin would reject the newest configuration, the last valid one still gets a
     /// current token and program.
-    fn current(&self) -> Result<DesiredInstallation, String> {
+    fn current(&self) -> Result<DesiredState, String> {
         let newest = self.install.given_keys();
         let newest = newest.and_then(|given| self.of(&given).map(|desired| (desired, given)));
         match newest {
             Ok((desired, given)) => {
                 self.accepted.replace(Some(given));
-                Ok(DesiredInstallation { desired, rejected: None })
+                Ok(desired)
             }
             Err(error) => {
                 let rejected = format!("{error:#}");
                 let earlier = self.accepted.borrow().as_ref().and_then(|given| self.of(given).ok());
-                match earlier {
-                    Some(desired) => Ok(DesiredInstallation { desired, rejected: Some(rejected) }),
-                    None => Err(rejected),
-                }
+                let earlier = earlier.ok_or_else(|| rejected.clone())?;
+                Ok(DesiredState { rejected: Some(rejected), ..earlier })
             }
         }
     }
@@ -239,7 +238,7 @@ impl DesiredSource {
         let token = Some(token).filter(|_| !self.without_token);
         let warn = |warnings| self.log_new(warnings);
         let desired = self.install.desired(&self.node, &self.program, given, token, self.socket.as_ref(), &warn)?;
-        Ok(DesiredState { expired: self.expired.take(), ..desired })
+        Ok(DesiredState { owner: self.owner.clone(), expired: self.expired.take(), ..desired })
     }
 
     /// Returns the token for the plugin's kubeconfig.

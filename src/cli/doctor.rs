@@ -117,7 +117,7 @@ impl TargetArguments {
             mount: root.to_owned(),
             node_name: self.node_name.clone().or_else(|| host_name(root)),
             platform: platform.name.to_owned(),
-            chained: match record.is_empty() {
+            chained: match record.files.is_empty() {
                 true => platform.chained,
                 false => record.files.values().any(|file| file.plugin.is_some()),
             },
@@ -128,7 +128,7 @@ impl TargetArguments {
             own_lists: record.with_role(Role::OwnList).filter_map(own_list).collect(),
             multus_chain,
             changed: match &found {
-                Ok(found) => Ok((!found.record.is_empty()).then(|| changed(found))),
+                Ok(found) => Ok((!found.record.files.is_empty()).then(|| changed(found))),
                 Err(why) => Err(why.to_string()),
             },
             pod: None,

@@ -286,7 +286,7 @@ impl NodeFiles {
     /// last change; the record is removed if nothing is left in it. So are the temporary files of an installation that was
     /// killed.
     fn apply(&self, plan: &InstallPlan) -> Result<(), InstallError> {
-        let is_empty = plan.record.is_empty();
+        let is_empty = plan.record.files.is_empty();
         let mut files = self.record().ok().flatten().unwrap_or_default().files;
         files.extend(plan.record.files.clone());
         let written = files.keys().cloned().chain([state_path(RECORD)]);
@@ -360,7 +360,7 @@ impl NodeFiles {
     /// Removes the file of the lock, which this process holds, if nothing is installed, and that of a killed agent. Another
     /// process that waits for a lock creates a new file.
     fn remove_locks(&self, installed: &InstallRecord) {
-        if installed.is_empty() {
+        if installed.files.is_empty() {
             self.remove_lock(CHANGES);
         }
         if self.has(&state_path(LEADERSHIP)) && !self.has_agent() {

@@ -222,6 +222,7 @@ impl InstallOptions {
             entry: list,
             multus_chain: self.multus_chain.clone(),
             expired: None,
+            rejected: None,
         })
     }
 
