@@ -16,8 +16,8 @@ use tokio::time::sleep;
 /// The requested lifetime; the agent's admission policy allows no longer one. The token is bound to the node, not to the
 /// agent's pod, so that the plugin works while an agent is replaced. Without an agent, it lasts for at least 40 minutes.
 const LIFETIME: Duration = Duration::from_secs(60 * 60);
-/// The first and the longest pause after a failed request.
-const RETRY_DELAYS: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(60)];
+/// The pauses after failed requests.
+const BACKOFF: Backoff = Backoff::new(Duration::from_secs(5), Duration::from_secs(60));
 /// A token is renewed at most this often, even if the API server grants a short one.
 const SHORTEST_RENEWAL: Duration = Duration::from_secs(60);
 /// How long the first call waits for the first request. Later calls never wait.
@@ -73,8 +73,7 @@ impl PluginToken {
 
 /// Requests a token again and again, until nothing uses it.
 async fn renew(account: Api, of: ObjectRef, metrics: Metrics, granted: watch::Sender<Granted>) {
-    let [shortest, longest] = RETRY_DELAYS;
-    let mut backoff = Backoff::new(shortest, longest);
+    let mut backoff = BACKOFF;
     loop {
         let result = account.token(&of, LIFETIME).await.map_err(|error| error.to_string());
         metrics.set("plugin_token_renewal_failed", [], result.is_err());

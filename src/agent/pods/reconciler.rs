@@ -2,9 +2,9 @@
 
 use super::pass::{INTERVAL, Pass};
 use super::pod_state::{Finding, MIN_INTERVAL, PodState};
-use super::settings::{PodSettings, Tools};
 use super::suspicion::Cause;
 use super::texts;
+use super::{PodSettings, Tools};
 use crate::agent::facts::{ObservedPod, SharedFacts};
 use crate::agent::install::{Installed, NodeFiles};
 use crate::agent::metrics::Metrics;
@@ -263,7 +263,7 @@ impl PodReconciler {
         };
         let result = match account.delete(&pod.observed.pod, &pod.observed.resource_version).await {
             Ok(()) => {
-                pod.state.report(texts::deleted(cause));
+                pod.state.events.push(texts::deleted(cause));
                 "done"
             }
             Err(error) => {
