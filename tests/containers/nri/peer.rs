@@ -286,7 +286,9 @@ impl Plugin {
                 };
                 // Fails if the test has ended.
                 let _ = sender.send(Report::Call(call.clone()));
-                registered.map(|status| sender.send(Report::Status(status)));
+                if let Some(status) = registered {
+                    let _ = sender.send(Report::Status(status));
+                }
                 work(&call);
                 answer.map(|answer| answer.send(()));
             }
