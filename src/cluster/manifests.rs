@@ -4,7 +4,7 @@
 use super::resources::{Definition, DefinitionQuery, Event, Lookup};
 use super::wire::{DEFAULT_NAMESPACE, DefinitionObject, NamespaceObject, PodObject};
 use super::yaml::{documents, typed};
-use super::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
+use super::{Cluster, Definitions, uid_mismatch, with_pod};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::trusted_file::{FileError, check, names_in, read_trusted};
@@ -213,6 +213,13 @@ impl Cluster for Manifests {
     fn probe(&self) -> Result<(), Error> {
         self.read().map(drop)
     }
+
+    /// Logs the report: manifests are not changed.
+    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
+        let Pod { namespace, name, .. } = pod;
+        tracing::info!(status, ?events, "pod {namespace}/{name}: report not written to the manifests");
+        Ok(())
+    }
 }
 
 impl Definitions for Manifests {
@@ -220,15 +227,6 @@ impl Definitions for Manifests {
         let objects = self.read()?;
         let missing = || Lookup::Missing(format!("no manifest in {} ({PATTERNS})", self.dir.display()));
         Ok(wanted.iter().map(|query| objects.definition(query).map_or_else(missing, Lookup::Found)).collect())
-    }
-}
-
-impl Reports for Manifests {
-    /// Logs the report: manifests are not changed.
-    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
-        let Pod { namespace, name, .. } = pod;
-        tracing::info!(status, ?events, "pod {namespace}/{name}: report not written to the manifests");
-        Ok(())
     }
 }
 

@@ -3,8 +3,8 @@
 
 use super::request::{ApiRequest, Collection, Failure, Kind, Target, event, in_namespace};
 use super::server::{Api, WRITE_TIMEOUT};
-use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Permission, ScheduledPod, Token, Workload};
-use crate::cluster::wire::{DaemonSetObject, NamespaceObject, PodObject};
+use crate::cluster::resources::{Event, ObjectRef, Permission, ScheduledPod, Token, Workload};
+use crate::cluster::wire::{DaemonSetObject, NamespaceObject, NodeSpec, Object, PodObject};
 use crate::cni::Error;
 use crate::pod::{Namespace, Pod, PodRef};
 use k8s_openapi::api::authentication::v1::TokenRequest;
@@ -79,34 +79,26 @@ impl Api {
         self.change(request).await
     }
 
-    /// Gets a node (`get nodes`).
+    /// Replaces the taints of a node with what `change` returns (`get nodes`, `patch nodes`). Returns false if that is
+    /// `None`.
     ///
     /// # Errors
-    /// The node does not exist, or the API does not answer.
-    pub async fn node(&self, name: &str) -> Result<NodeTaints, Error> {
-        let accept = |node: Value| {
-            let text = |at: &Value| at.as_str().map(str::to_owned).ok_or_else(|| Failure::unexpected("not a node"));
-            let (name, resource_version) =
-                (text(&node["metadata"]["name"])?, text(&node["metadata"]["resourceVersion"])?);
-            Ok(NodeTaints {
-                name,
-                resource_version,
-                taints: node["spec"]["taints"].as_array().cloned().unwrap_or_default(),
-            })
-        };
-        self.sent(&ApiRequest::get(Kind::NODE, None, name)?, accept).await
-    }
-
-    /// Replaces all taints of a node that still has its `resource_version` (`patch nodes`).
-    ///
-    /// # Errors
-    /// [`crate::cni::Code::PodUnknown`] if another process changed or deleted the node; else as [`Self::node`].
-    pub async fn taint(&self, NodeTaints { name, resource_version, taints }: &NodeTaints) -> Result<(), Error> {
-        let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": {"taints": taints}});
+    /// The node does not exist, or the API does not answer; [`crate::cni::Code::PodUnknown`] if another process changed or
+    /// deleted the node meanwhile.
+    pub async fn change_taints(
+        &self,
+        name: &str,
+        change: impl FnOnce(&[Value]) -> Option<Vec<Value>>,
+    ) -> Result<bool, Error> {
+        let node: Object<NodeSpec> = self.sent(&ApiRequest::get(Kind::NODE, None, name)?, Ok).await?;
+        let Some(taints) = change(&node.spec.unwrap_or_default().taints) else { return Ok(false) };
+        // The patch is refused if the node has another version.
+        let metadata = json!({"resourceVersion": node.metadata.resource_version});
+        let patch = Patch::Merge(json!({"metadata": metadata, "spec": {"taints": taints}}));
         let request = ApiRequest::of_object("patch", "nodes", Target(Kind::NODE, None, name), |nodes| {
-            nodes.patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            nodes.patch(name, &PatchParams::default(), &patch)
         });
-        self.change(request).await
+        self.change(request).await.map(|()| true)
     }
 
     async fn change(&self, request: Result<ApiRequest, Error>) -> Result<(), Error> {

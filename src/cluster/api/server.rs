@@ -1,11 +1,11 @@
 //! An API server with the credentials of a kubeconfig or a service account, and as a source of facts.
 
 use super::request::{ApiRequest, Collection, Failure, Kind, event, network_status};
-use super::session::{Deadline, Session};
+use super::session::{Limits, Session};
 use crate::cluster::kubeconfig::Kubeconfig;
 use crate::cluster::resources::{DefinitionQuery, Event, Lookup};
 use crate::cluster::wire::{DefinitionObject, NamespaceObject, PodObject};
-use crate::cluster::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
+use crate::cluster::{Cluster, Definitions, uid_mismatch, with_pod};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use futures_util::future::{join_all, try_join_all};
@@ -14,7 +14,6 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use tokio::runtime::Handle;
 
 /// The timeout of a write, including retries: the pod's start waits for it.
 pub(in crate::cluster) const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -28,20 +27,14 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub struct Api {
     credentials: Arc<Credentials>,
-    /// The timeout for facts, including retries, and of each page of a list.
-    timeout: Duration,
-    /// When the lookup began, if another source was asked first.
-    started: Option<Instant>,
-    /// Whether a lookup ends early if the server accepts no connection: no other source has accepted one.
-    needs_connection: bool,
-    /// Whether requests are retried after transient errors.
-    retries: bool,
+    /// Those of each lookup and change; the timeout also limits each page of a list.
+    limits: Limits,
     /// The node of the pod whose account it is.
     pub(super) node: Option<String>,
     /// Opened by the first request.
     session: Arc<OnceLock<Session>>,
-    /// The event loop of a session that lives as long as this process; `None` for one of its own.
-    runtime: Option<Handle>,
+    /// Whether the session is one of tasks, and lives as long as this process.
+    of_tasks: bool,
 }
 
 enum Credentials {
@@ -62,17 +55,8 @@ impl Api {
     pub const ACCOUNT_DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
     fn new(credentials: Credentials) -> Self {
-        let (credentials, session) = (Arc::new(credentials), Arc::default());
-        Self {
-            credentials,
-            timeout: TIMEOUT,
-            started: None,
-            needs_connection: true,
-            retries: true,
-            node: None,
-            session,
-            runtime: None,
-        }
+        let (credentials, limits) = (Arc::new(credentials), Limits::of(TIMEOUT));
+        Self { credentials, limits, node: None, session: Arc::default(), of_tasks: false }
     }
 
     /// Returns the server of a kubeconfig. Absolute paths in it refer to the file system that is mounted at `root`.
@@ -98,11 +82,11 @@ impl Api {
         Some(Self::of_account(format!("https://{host}:{port}"), Self::ACCOUNT_DIRECTORY.into()))
     }
 
-    /// Sends all requests on `runtime`, which another thread must run. The connection lives as long as the clones, and
-    /// the files of the account are read again when they change.
+    /// Returns the server for tasks of a process that lives long: the requests run on the event loop of the task that sends
+    /// the first one, and the files of the account are read again when they change. Callers that block can't use it.
     #[must_use]
-    pub fn on(self, runtime: Handle) -> Self {
-        Self { runtime: Some(runtime), ..self }
+    pub fn for_tasks(self) -> Self {
+        Self { of_tasks: true, ..self }
     }
 
     /// Returns the account of a pod on this node: its Events name the node, and the tokens that it requests are bound to it.
@@ -114,20 +98,21 @@ impl Api {
     /// Returns the same server with a limit for each lookup of facts, including retries.
     #[must_use]
     pub fn within(&self, timeout: Duration) -> Self {
-        Self { timeout, started: None, ..self.clone() }
+        Self { limits: Limits { timeout, started: None, ..self.limits }, ..self.clone() }
     }
 
     /// Returns the same server without retries after transient errors: for callers with another source, and for users,
     /// who see at once why a request fails and can repeat the command.
     #[must_use]
     pub fn once(self) -> Self {
-        Self { retries: false, ..self }
+        Self { limits: Limits { retries: false, ..self.limits }, ..self }
     }
 
     /// Returns the same server for a lookup that began at `started` with another source, which accepted a connection or
     /// not, and did not answer.
     pub(in crate::cluster) fn as_fallback(&self, started: Instant, timeout: Duration, is_connected: bool) -> Self {
-        Self { timeout, started: Some(started), needs_connection: !is_connected, ..self.clone() }
+        let limits = Limits { timeout, started: Some(started), needs_connection: !is_connected, ..self.limits };
+        Self { limits, ..self.clone() }
     }
 
     /// Returns the session, which the first call opens.
@@ -141,17 +126,11 @@ impl Api {
                 (Kubeconfig::of_service_account(server, directory), directory)
             }
         };
-        let session = Session::open(&kubeconfig, path.clone(), self.runtime.clone())?;
+        let session = Session::open(&kubeconfig, path.clone(), self.of_tasks)?;
         Ok(self.session.get_or_init(|| session))
     }
 
-    /// Returns the deadline of a lookup that starts now, unless another source was asked first.
-    fn deadline(&self) -> Deadline {
-        let Self { needs_connection, retries, .. } = *self;
-        Deadline { needs_connection, retries, ..Deadline::of(self.started.unwrap_or_else(Instant::now), self.timeout) }
-    }
-
-    /// Waits for requests. Not for tasks of a shared event loop.
+    /// Waits for requests on the event loop of the session. Not for tasks.
     pub(super) fn wait_for<T>(&self, requests: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         self.session()?.run(requests)
     }
@@ -162,7 +141,7 @@ impl Api {
         request: &ApiRequest,
         accept: impl Fn(T) -> Result<U, Failure>,
     ) -> Result<U, Error> {
-        self.session()?.send(request, Deadline { awaits: false, ..self.deadline() }, accept).await
+        self.session()?.send(request, Limits { awaits: false, ..self.limits }, accept).await
     }
 
     /// Returns the objects of a collection, with one attempt per page. `subject` describes them in messages.
@@ -173,7 +152,7 @@ impl Api {
     ) -> Result<Vec<T>, Error> {
         let (session, mut objects) = (self.session()?, Vec::new());
         let request = ApiRequest::list(collection, subject)?;
-        let listed = session.list(collection, false, self.timeout, |object| objects.push(object)).await;
+        let listed = session.list(collection, false, self.limits.timeout, |object| objects.push(object)).await;
         listed.map(|_| objects).map_err(|failure| session.error(&request, failure))
     }
 }
@@ -181,37 +160,28 @@ impl Api {
 /// The requests for facts and the reports, for tasks. [`Cluster`] has them for callers that block.
 impl Api {
     pub(crate) async fn find_facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        let (session, deadline) = (self.session()?, self.deadline());
         let accept = |found: PodObject| {
             let pod = Pod::from(found);
             if pod.matches(wanted) { Ok(pod) } else { Err(Failure::not_found(uid_mismatch(&pod, wanted))) }
         };
         let request = ApiRequest::get(Kind::POD, Some(&wanted.namespace), &wanted.name)?;
-        let namespace = async {
-            if !with_namespace {
-                return Ok(Ok(None));
-            }
-            match self.find_namespace(wanted).await {
-                // The pod is probably missing too, which is the better error.
-                Err(error) if error.code == Code::PodUnknown => Ok(Err(error)),
-                other => other.map(|namespace| Ok(Some(namespace))),
-            }
-        };
-        let (pod, namespace) = tokio::try_join!(session.send(&request, deadline, accept), namespace)?;
-        Ok(Facts { pod, namespace: namespace? })
+        let namespace = async { if with_namespace { self.find_namespace(wanted).await.map(Some) } else { Ok(None) } };
+        let (pod, namespace) = tokio::join!(self.session()?.send(&request, self.limits, accept), namespace);
+        // A namespace that is missing has no pods: the error about the pod is the better one.
+        Ok(Facts { pod: pod?, namespace: namespace? })
     }
 
     pub(crate) async fn find_namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
         let request = ApiRequest::get(Kind::NAMESPACE, None, &wanted.namespace)?;
-        self.session()?.send(&request, self.deadline(), |found: NamespaceObject| Ok(found.into())).await
+        self.session()?.send(&request, self.limits, |found: NamespaceObject| Ok(found.into())).await
     }
 
     pub(crate) async fn find_definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        let (session, deadline) = (self.session()?, self.deadline());
+        let session = self.session()?;
         let look_up = async |DefinitionQuery { object, awaited }: &DefinitionQuery| {
             let request = ApiRequest::get(Kind::DEFINITION, Some(&object.namespace), &object.name)?;
             let accept = |found: DefinitionObject| Ok(Lookup::Found(found.into()));
-            match session.send(&request, Deadline { awaits: *awaited, ..deadline }, accept).await {
+            match session.send(&request, Limits { awaits: *awaited, ..self.limits }, accept).await {
                 Err(error) if error.code == Code::PodUnknown => Ok(Lookup::Missing(error.to_string())),
                 result => result,
             }
@@ -221,7 +191,7 @@ impl Api {
 
     pub(crate) async fn check(&self) -> Result<(), Error> {
         let request = ApiRequest::get(Kind::POD, Some("default"), "detour-status-probe")?;
-        match self.within(PROBE_TIMEOUT.min(self.timeout)).sent(&request, |_: PodObject| Ok(())).await {
+        match self.within(PROBE_TIMEOUT.min(self.limits.timeout)).sent(&request, |_: PodObject| Ok(())).await {
             // "Not found" shows that the server answers and grants the permission to get pods.
             Err(error) if error.code == Code::PodUnknown => Ok(()),
             result => result,
@@ -233,7 +203,7 @@ impl Api {
         let status = status.map(|status| network_status(pod, status));
         let requests = status.into_iter().chain(events.iter().map(|one| event(pod, one)));
         let requests = requests.collect::<Result<Vec<_>, _>>()?;
-        let limited = self.within(WRITE_TIMEOUT.min(self.timeout));
+        let limited = self.within(WRITE_TIMEOUT.min(self.limits.timeout));
         Error::all(join_all(requests.iter().map(|request| limited.sent(request, |_: IgnoredAny| Ok(())))).await)
     }
 }
@@ -250,16 +220,14 @@ impl Cluster for Api {
     fn probe(&self) -> Result<(), Error> {
         self.wait_for(self.check())
     }
+
+    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
+        self.wait_for(self.send_report(pod, status, events))
+    }
 }
 
 impl Definitions for Api {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         if wanted.is_empty() { Ok(Vec::new()) } else { self.wait_for(self.find_definitions(wanted)) }
-    }
-}
-
-impl Reports for Api {
-    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
-        self.wait_for(self.send_report(pod, status, events))
     }
 }
