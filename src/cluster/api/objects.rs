@@ -7,11 +7,13 @@ use crate::cluster::resources::{Event, ObjectRef, Permission, ScheduledPod, Toke
 use crate::cluster::wire::{DaemonSetObject, NamespaceObject, NodeSpec, Object, PodObject};
 use crate::cni::Error;
 use crate::pod::{Namespace, Pod, PodRef};
+use futures_util::TryStreamExt;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::Event as ApiEvent;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request, WatchEvent};
-use serde::Deserialize;
+use kube::api::{
+    DeleteParams, ListParams, ObjectList, Patch, PatchParams, PostParams, Preconditions, Request, WatchEvent,
+};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -111,7 +113,7 @@ impl Api {
     /// # Errors
     /// The API rejects the request, or does not answer.
     pub async fn has(&self, daemon_set: &ObjectRef, timeout: Duration) -> Result<bool, Error> {
-        let exists = |found: List<DaemonSetObject>| Ok(found.items.iter().any(|one| !one.metadata.is_deleting()));
+        let exists = |found: ObjectList<DaemonSetObject>| Ok(found.items.iter().any(|one| !one.metadata.is_deleting()));
         self.within(timeout).sent(&ApiRequest::list(&only(daemon_set), of(daemon_set))?, exists).await
     }
 
@@ -129,7 +131,7 @@ impl Api {
         let version = session.list(&collection, true, TOKEN_TIMEOUT, found).await.map_err(failed)?;
         report(exists);
         let mut events = session.watch::<DaemonSetObject>(&collection, &version).await.map_err(failed)?;
-        while let Some(event) = events.next().await.map_err(failed)? {
+        while let Some(event) = events.try_next().await.map_err(failed)? {
             match event {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => report(!object.metadata.is_deleting()),
                 WatchEvent::Deleted(_) => report(false),
@@ -138,12 +140,6 @@ impl Api {
         }
         Ok(())
     }
-}
-
-/// The items of a list.
-#[derive(Deserialize)]
-struct List<T> {
-    items: Vec<T>,
 }
 
 /// Returns the collection of this DaemonSet only.

@@ -1,17 +1,18 @@
 //! A session with an API server: the client, the event loop on which its requests run, their retries until a deadline, and
 //! what it receives: answers of limited size, lists in pages, and the events of watches.
 //!
-//! This is below kube's `Api`, which reads answers of any size, drops the header `Retry-After`, and parses the parts of
-//! objects that this program does not need, such as `managedFields`.
+//! This is below kube's `Api`, which reads answers of any size, and drops the header `Retry-After`.
 
 use super::request::{ApiRequest, Collection, Failure};
 use crate::backoff::Backoff;
 use crate::cluster::kubeconfig::{Kubeconfig, connects_to, server_address};
 use crate::cni::{Code, Error};
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, ready, select};
+use futures_util::{Stream, StreamExt, TryStreamExt};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use hyper::{Request, Response};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::Client;
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::client::Body;
@@ -19,7 +20,6 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use std::cell::RefCell;
-use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Mutex;
 use tokio::time::{sleep, sleep_until, timeout};
 
-/// The maximum size of an answer and of an event, so that a server that is not an API server can't exhaust the memory of
+/// The maximum size of an answer, so that a server that is not an API server can't exhaust the memory of
 /// this process. The API server accepts objects of at most 1.5 MiB (etcd, `--max-request-bytes`); as JSON, an object can
 /// be six times as large if all of its text needs escapes. Answers are not compressed: kube is built without `gzip`.
 const MAX_ANSWER: usize = 16 << 20;
@@ -62,17 +62,9 @@ pub(crate) struct Session {
 #[derive(Deserialize)]
 struct Page<'a> {
     #[serde(default)]
-    metadata: ListMetadata,
+    metadata: ListMeta,
     #[serde(borrow)]
     items: Option<Vec<&'a RawValue>>,
-}
-
-/// `metadata` of a list (apimachinery, `ListMeta`).
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct ListMetadata {
-    resource_version: String,
-    r#continue: String,
 }
 
 impl Session {
@@ -153,31 +145,32 @@ impl Session {
             for item in page.items.into_iter().flatten() {
                 each(parsed(item.get().as_bytes())?);
             }
-            if page.metadata.r#continue.is_empty() {
-                return Ok(page.metadata.resource_version);
+            continued = page.metadata.continue_.filter(|token| !token.is_empty());
+            if continued.is_none() {
+                return Ok(page.metadata.resource_version.unwrap_or_default());
             }
-            continued = Some(page.metadata.r#continue);
             singles = singles.saturating_sub(1);
         }
         Err(Failure::new(format!("expected at most {MAX_PAGES} pages, got more")))
     }
 
-    /// Watches a collection from `version` on, for some minutes. The server has started the watch when this returns.
-    pub(crate) async fn watch<T: DeserializeOwned>(
+    /// Watches a collection from `version` on, for some minutes. The server has started the watch when this returns. The
+    /// events end with the watch, or with the connection: the next watch shows whether the server is reachable.
+    pub(crate) async fn watch<T: DeserializeOwned + Clone>(
         &self,
         collection: &Collection,
         version: &str,
-    ) -> Result<Events<T>, Failure> {
+    ) -> Result<impl Stream<Item = Result<WatchEvent<T>, Failure>> + Unpin + use<T>, Failure> {
         let params = WatchParams::default().timeout(WATCH_SECONDS);
         let watch = collection.watch(params, version).map_err(kube::Error::BuildRequest)?;
-        let started = timeout(START_TIMEOUT, async {
-            let response = self.transmit(watch).await?;
-            if response.status().is_success() {
-                return Ok(Events { body: response.into_body(), line: Vec::new(), kind: PhantomData });
-            }
-            Err(receive(response).await.err().unwrap_or_default())
-        });
-        started.await.map_err(|_| silent("answer to the watch", START_TIMEOUT))?
+        let started = timeout(START_TIMEOUT, self.client.request_events::<T>(watch)).await;
+        let events = started.map_err(|_| silent("answer to the watch", START_TIMEOUT))??;
+        let connected = events.take_while(|event| ready(!matches!(event, Err(kube::Error::ReadEvents(_)))));
+        let checked = |event| match event {
+            WatchEvent::Error(status) => Err(Failure::of_status(status.code, &status.message)),
+            event => Ok(event),
+        };
+        Ok(Box::pin(connected.map_err(Failure::from).and_then(move |event| ready(checked(event)))))
     }
 }
 
@@ -204,7 +197,7 @@ async fn receive(response: Response<Body>) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     loop {
         if bytes.len() as u64 + body.size_hint().lower() > MAX_ANSWER as u64 {
-            return Err(Failure::too_large("a response", MAX_ANSWER));
+            return Err(Failure::too_large(MAX_ANSWER));
         }
         match body.frame().await.transpose()? {
             Some(frame) => bytes.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
@@ -216,42 +209,6 @@ async fn receive(response: Response<Body>) -> Result<Vec<u8>, Failure> {
 
 fn parsed<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
     serde_json::from_slice(body).map_err(Failure::unexpected)
-}
-
-/// The events of a watch.
-pub(crate) struct Events<T> {
-    body: Body,
-    /// The beginning of the next event.
-    line: Vec<u8>,
-    kind: PhantomData<T>,
-}
-
-impl<T: DeserializeOwned> Events<T> {
-    /// Returns the next event; `None` if the watch has ended, or the connection is broken: the next watch shows whether the
-    /// server is reachable.
-    ///
-    /// # Errors
-    /// The event is too large or not valid, or the server reports an error.
-    pub(crate) async fn next(&mut self) -> Result<Option<WatchEvent<T>>, Failure> {
-        let mut searched = 0;
-        loop {
-            if let Some(end) = self.line[searched..].iter().position(|byte| *byte == b'\n') {
-                let rest = self.line.split_off(searched + end + 1);
-                return match parsed(&std::mem::replace(&mut self.line, rest))? {
-                    WatchEvent::Error(status) => Err(Failure::of_status(status.code, &status.message)),
-                    event => Ok(Some(event)),
-                };
-            }
-            searched = self.line.len();
-            if searched > MAX_ANSWER {
-                return Err(Failure::too_large("an event", MAX_ANSWER));
-            }
-            match self.body.frame().await {
-                Some(Ok(frame)) => self.line.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
-                Some(Err(_)) | None => return Ok(None),
-            }
-        }
-    }
 }
 
 /// How long "not found" is retried: the cache of the API server, or of a proxy in front of it, may lag behind the
