@@ -2,7 +2,7 @@
 //! `audit`.
 
 use super::request::{ApiRequest, Collection, Failure, Kind, Target, event, in_namespace};
-use super::server::{Api, WRITE_TIMEOUT};
+use super::{Api, WRITE_TIMEOUT};
 use crate::cluster::resources::{Event, ObjectRef, Permission, ScheduledPod, Token, Workload};
 use crate::cluster::wire::{DaemonSetObject, NamespaceObject, NodeSpec, Object, PodObject};
 use crate::cni::Error;
