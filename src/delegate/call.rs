@@ -171,10 +171,6 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    fn find(kind: &str, call: &Call) -> Result<PathBuf, Error> {
-        super::find(kind, call).map(|(file, _)| file)
-    }
-
     impl Call {
         /// Returns a DEL call without directories.
         pub(in crate::delegate) fn example() -> Self {
@@ -226,6 +222,10 @@ mod find_tests {
     use nix::unistd::{Uid, chown};
     use std::fs::{self, Permissions};
     use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn find(kind: &str, call: &Call) -> Result<PathBuf, Error> {
+        super::find(kind, call).map(|(file, _)| file)
+    }
 
     /// A directory that is removed after the test.
     struct Root(PathBuf);
