@@ -57,10 +57,8 @@ impl PluginToken {
     /// # Errors
     /// The API server grants no token, and the node has none; returns the reason.
     pub fn current(&self, installed: impl FnOnce() -> Option<String>) -> Result<(String, Option<String>), String> {
-        let has_result = || {
-            let granted = self.granted.borrow();
-            Ok::<_, Infallible>((granted.token.is_some() || granted.failure.is_some()).then_some(()))
-        };
+        // The value counts as seen until the first result.
+        let has_result = || Ok::<_, Infallible>(self.granted.has_changed().unwrap_or(true).then_some(()));
         let _ = wait::until(self.timeout.replace(Duration::ZERO), [Duration::from_millis(5); 2], has_result);
         let Granted { token, failure } = self.granted.borrow().clone();
         let of_node = || Token::of_account(&installed()?, &self.plugin_account.namespace, &self.plugin_account.name);
@@ -75,25 +73,25 @@ impl PluginToken {
 async fn renew(account: Api, of: ObjectRef, metrics: Metrics, granted: watch::Sender<Granted>) {
     let mut backoff = BACKOFF;
     loop {
-        let result = account.token(&of, LIFETIME).await.map_err(|error| error.to_string());
+        let result = account.token(&of, LIFETIME).await;
         metrics.set("plugin_token_renewal_failed", [], result.is_err());
-        let before = granted.borrow().clone();
-        let pause = match &result {
+        let pause = match result {
             Ok(token) => {
                 backoff.reset();
-                renewal(Timestamp::now(), token.expires)
+                let pause = renewal(Timestamp::now(), token.expires);
+                granted.send_replace(Granted { token: Some(token), failure: None });
+                pause
             }
-            Err(_) => backoff.pause(Instant::now()),
+            Err(error) => {
+                let failure = error.to_string();
+                granted.send_modify(|granted| {
+                    if granted.failure.replace(failure.clone()).is_none() {
+                        tracing::warn!("{failure}; the plugin keeps the token that it has");
+                    }
+                });
+                backoff.pause(Instant::now())
+            }
         };
-        granted.send_replace(match result {
-            Ok(token) => Granted { token: Some(token), failure: None },
-            Err(failure) => {
-                if before.failure.is_none() {
-                    tracing::warn!("{failure}; the plugin keeps the token that it has");
-                }
-                Granted { failure: Some(failure), ..before }
-            }
-        });
         tokio::select! {
             () = sleep(pause) => {}
             () = granted.closed() => return,

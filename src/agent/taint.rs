@@ -1,8 +1,8 @@
 //! The taint that keeps new pods off a node on which the plugin is not ready.
 
 use crate::backoff::Backoff;
-use crate::cluster::{Api, NodeTaints};
-use crate::cni::{Code, Error};
+use crate::cluster::Api;
+use crate::cni::Code;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -30,7 +30,7 @@ async fn run(account: Api, node: String, key: String, mut updates: watch::Receiv
     loop {
         let desired = updates.wait_for(Option::is_some).await.map(|desired| *desired == Some(true));
         let Ok(is_tainted) = desired else { return };
-        match reconcile(&account, &node, &key, is_tainted).await {
+        match account.change_taints(&node, |taints| changed(taints, &key, is_tainted)).await {
             Ok(has_changed) => {
                 if has_changed {
                     let change = if is_tainted { "added to" } else { "removed from" };
@@ -57,13 +57,6 @@ async fn run(account: Api, node: String, key: String, mut updates: watch::Receiv
             }
         }
     }
-}
-
-/// Adds or removes the taint. Returns whether that changed the node.
-async fn reconcile(account: &Api, node: &str, key: &str, is_tainted: bool) -> Result<bool, Error> {
-    let node = account.node(node).await?;
-    let Some(taints) = changed(&node.taints, key, is_tainted) else { return Ok(false) };
-    account.taint(&NodeTaints { taints, ..node }).await.map(|()| true)
 }
 
 impl TaintController {

@@ -19,6 +19,7 @@ use crate::backoff::Backoff;
 use crate::cluster::{Api, Collection, Failure};
 use crate::printable::without_tokens;
 use cache::{Cache, Caches};
+use futures_util::TryStreamExt;
 use kube::api::WatchEvent;
 use objects::{Sent, WatchedKind};
 use std::time::{Duration, Instant};
@@ -82,8 +83,8 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
             };
             if let Err(error) = result {
                 self.pause(&error).await;
-                // The version is too old to continue. An event that is too large may be small enough in a list.
-                if error.status == 410 || error.is_too_large {
+                // The version is too old to continue.
+                if error.status == 410 {
                     version = None;
                 }
             }
@@ -109,7 +110,7 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
         let mut events = self.account.session()?.watch::<Sent<T>>(&self.collection, version).await?;
         // The API server has accepted the watch, and sends nothing until an object changes.
         self.set_synced(" again");
-        while let Some(event) = events.next().await? {
+        while let Some(event) = events.try_next().await? {
             match event {
                 WatchEvent::Added(sent) | WatchEvent::Modified(sent) => {
                     sent.metadata.resource_version.clone_into(version);
@@ -120,7 +121,7 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
                     self.cache.remove(&sent.metadata);
                 }
                 WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
-                // `next` returns it as its error.
+                // The watch returns it as its error.
                 WatchEvent::Error(_) => {}
             }
             self.count_objects();
