@@ -17,7 +17,7 @@ use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use detour_cni::pod::PodRef;
 use detour_cni::trusted_file::read_trusted;
-use std::cell::{OnceCell, RefCell};
+use std::cell::RefCell;
 use std::env;
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -27,12 +27,8 @@ const EXAMPLES: &str = "\
 Examples:
   detour agent --platform openshift --root /host --health-address 0.0.0.0:8000
         run in a DaemonSet that mounts the node's directories below /host
-  detour agent --root /host --plugin-service-account detour-plugin
-        give the plugin a token of a separate service account
   detour agent --root /host --on-exit auto --daemon-set detour-agent
         remove the plugin from the node when the DaemonSet is deleted
-  detour agent --root /host --node-name \"$NODE_NAME\"
-        serve facts of this node's pods to the plugin, and repair pods that bypass the sidecar
 
 The agent installs the plugin like `detour install`, and again when the program, the kubeconfig, its
 token or a file of --config or --attachments changes. If the plugin would reject a new file, the
@@ -103,16 +99,22 @@ impl AgentArguments {
         tracing::info!("{}", self.install.describe_platform(&node));
         let program = program_digest()?;
         let metrics = Metrics::default();
-        let shared = OnceCell::new();
-        let plugin_token = as_usage(self.plugin_token(&metrics, &shared))?;
+        // Its requests share one connection.
+        let account = self.install.account().map(|account| account.on_node(self.node_name()).on(Handle::current()));
+        let account_for = |purpose: &str| account.clone().map_err(|why| anyhow!("{purpose}: {why}"));
+        let plugin_token = self.plugin_service_account.as_ref().filter(|name| !name.is_empty()).map(|name| {
+            let flag = "--plugin-service-account";
+            Ok(PluginToken::start(account_for(flag)?, self.own_object(flag, name)?, metrics.clone()))
+        });
+        let plugin_token = as_usage(plugin_token.transpose())?;
         let daemon_set = self.daemon_set.as_ref().map(|name| self.own_object("--daemon-set", name));
         let daemon_set = as_usage(daemon_set.transpose())?;
         let owner = daemon_set.as_ref().map(ObjectRef::to_string);
         let watched = daemon_set
             .filter(|_| self.on_exit == OnExit::Auto)
-            .map(|object| Ok(DaemonSet::new(self.account(&shared, "--daemon-set")?, object)));
+            .map(|object| Ok(DaemonSet::new(account_for("--daemon-set")?, object)));
         let daemon_set = as_usage(watched.transpose())?;
-        let services = self.services(&shared);
+        let services = self.services(account_for("pods are not watched"));
         let desired = DesiredSource {
             install: self.install.clone(),
             without_token: self.plugin_service_account.as_deref() == Some(""),
@@ -136,23 +138,10 @@ impl AgentArguments {
             health_address: self.health_address,
             metrics,
             services,
-            account: self.account(&shared, "Events of pods").ok(),
+            account: account.ok(),
             own_pod: self.own_pod(),
         };
         run(job).await.map_err(|why| anyhow!(why))
-    }
-
-    /// Returns the agent's account, whose requests share one connection.
-    fn account(&self, shared: &OnceCell<Api>, purpose: &str) -> Result<Api> {
-        let account = self.install.account_for(purpose)?;
-        Ok(shared.get_or_init(|| account.on_node(self.node_name()).on(Handle::current())).clone())
-    }
-
-    fn plugin_token(&self, metrics: &Metrics, shared: &OnceCell<Api>) -> Result<Option<PluginToken>> {
-        let flag = "--plugin-service-account";
-        let Some(name) = self.plugin_service_account.as_ref().filter(|name| !name.is_empty()) else { return Ok(None) };
-        let (account, plugin) = (self.account(shared, flag)?, self.own_object(flag, name)?);
-        Ok(Some(PluginToken::start(account, plugin, metrics.clone())))
     }
 
     /// Returns a reference to an object in the namespace of the agent's pods.
@@ -174,18 +163,17 @@ impl AgentArguments {
         named.filter(|name| !name.is_empty())
     }
 
-    fn services(&self, shared: &OnceCell<Api>) -> Option<Services> {
+    fn services(&self, account: Result<Api>) -> Option<Services> {
         let Some(node_name) = self.node_name() else {
             if self.taint.is_some() || self.nri_socket.is_some() {
                 tracing::warn!("--taint, --nri-socket: no effect: unknown node name; add --node-name NAME");
             }
             return None;
         };
-        let account = self.account(shared, "pods are not watched").inspect_err(|why| tracing::warn!("{why}"));
         Some(Services {
             node_name,
             socket: HostPath::new(SOCKET),
-            account: account.ok()?,
+            account: account.inspect_err(|why| tracing::warn!("{why}")).ok()?,
             // Only a primary plugin asks for definitions.
             definitions: self.install.primary != Some(false),
             pods: PodSettings { repair: self.repair, live_policy: self.live_policy },

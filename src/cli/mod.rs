@@ -136,14 +136,11 @@ fn exit_code(result: anyhow::Result<ExitCode>) -> ExitCode {
 
 /// Writes `text` to stdout and returns `code`, or 1 if stdout can't be written.
 fn print_output(text: &Text, code: ExitCode) -> ExitCode {
-    crate::write(io::stdout(), text).map_or_else(|why| output_failed(&why), |()| code)
-}
-
-/// Reports that stdout can't be written, unless the reader closed the pipe early, as `head` does.
-fn output_failed(why: &io::Error) -> ExitCode {
-    match why.kind() {
-        ErrorKind::BrokenPipe => ExitCode::FAILURE,
-        _ => print_error(format_args!("can't write the output: stdout: {why}"), ExitCode::FAILURE),
+    match crate::write(io::stdout(), text) {
+        Ok(()) => code,
+        // The reader closed the pipe early, as `head` does.
+        Err(why) if why.kind() == ErrorKind::BrokenPipe => ExitCode::FAILURE,
+        Err(why) => print_error(format_args!("can't write the output: stdout: {why}"), ExitCode::FAILURE),
     }
 }
 

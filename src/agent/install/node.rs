@@ -231,7 +231,7 @@ impl NodeFiles {
     }
 
     /// Returns the configurations in a directory, and adds their files to `files`.
-    fn configurations(
+    pub(super) fn configurations(
         &self,
         dir: &HostPath,
         files: &mut BTreeMap<HostPath, FoundFile>,

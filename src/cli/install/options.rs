@@ -346,14 +346,14 @@ impl InstallOptions {
         self.api_server.clone().or_else(in_pod)
     }
 
-    /// Returns the service account for this process's own API requests; `purpose` is for the error message.
-    pub(in crate::cli) fn account_for(&self, purpose: &str) -> Result<Api> {
-        let server = self.server().with_context(|| {
-            format!(
-                "{purpose}: unknown API server; outside of a pod, add --api-server URL and --service-account DIR in place \
-                 of --kubeconfig"
-            )
-        })?;
+    /// Returns the service account for this process's own API requests.
+    ///
+    /// # Errors
+    /// The API server is unknown.
+    pub(in crate::cli) fn account(&self) -> Result<Api, &'static str> {
+        let server = self.server().ok_or(
+            "unknown API server; outside of a pod, add --api-server URL and --service-account DIR in place of --kubeconfig",
+        )?;
         Ok(Api::of_account(server, self.service_account.clone()))
     }
 

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 mod client;
 
+use client::AGENT_LABEL;
 pub(super) use client::Kubectl;
 
 /// Check how meshed pods bypass or reach their Istio sidecars, on all nodes
@@ -128,24 +129,14 @@ impl Cli {
             KubectlCommand::Check(own) => print_report(own.output, check(&kubectl, &own)),
             KubectlCommand::Audit(own) => print_report(own.output, audit(&kubectl, &own)),
             KubectlCommand::Explain(mut own) => {
-                let result = match own.subject.in_cluster() {
-                    Some(pod) => in_agent(pod, false),
-                    None => {
-                        own.subject.read_with(kubectl.clone());
-                        explain::run(&own)
-                    }
-                };
-                print_report(own.output, result)
+                own.subject.read_with(&kubectl);
+                let pod = own.subject.in_cluster();
+                print_report(own.output, pod.map_or_else(|| explain::run(&own), |pod| in_agent(pod, false)))
             }
             KubectlCommand::Trace(mut own) => {
-                let result = match own.subject.in_cluster() {
-                    Some(pod) => in_agent(pod, own.live),
-                    None => {
-                        own.subject.read_with(kubectl.clone());
-                        trace::run(&own)
-                    }
-                };
-                print_report(own.output, result)
+                own.subject.read_with(&kubectl);
+                let pod = own.subject.in_cluster();
+                print_report(own.output, pod.map_or_else(|| trace::run(&own), |pod| in_agent(pod, own.live)))
             }
             KubectlCommand::Rules(own) => print_report(own.output, in_agent(own.selected(), true)),
             KubectlCommand::Doctor(own) => print_report(own.output, in_agent(own.selected(), false)),
@@ -192,11 +183,12 @@ fn run_in_agent(
     let words = ["/detour", name, "--root", "/host", "-n", namespace].into_iter();
     let words: Vec<&str> = words.chain(options.iter().map(String::as_str)).chain(["--", pod]).collect();
     let output = kubectl.run_in(agent, &words, TIMEOUT).map_err(|why| Error::new(Code::TryAgain, why))?;
-    for line in output.stderr.lines() {
+    for line in String::from_utf8_lossy(&output.stderr).lines() {
         crate::print(io::stderr(), &Text::line(&format!("{node}: {line}")), ExitCode::SUCCESS);
     }
     let text = Text::lines(&String::from_utf8_lossy(&output.stdout));
-    Ok(CommandOutput { text, code: ExitCode::from(output.code) })
+    let code = output.status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(CommandOutput { text, code: code.map_or(ExitCode::FAILURE, ExitCode::from) })
 }
 
 /// Returns the options that were given on the command line, except for those that this process uses.
@@ -290,12 +282,12 @@ fn check(kubectl: &Kubectl, arguments: &CheckArguments) -> Result<CommandOutput,
         (Some(name), _) => Some(format!("--field-selector=metadata.name={name}")),
         (None, labels) => labels.as_ref().map(|labels| format!("--selector={labels}")),
     };
-    let nodes = kubectl.nodes(&selector.as_deref().into_iter().collect::<Vec<_>>())?;
+    let nodes = kubectl.get("nodes", None, &selector.as_deref().into_iter().collect::<Vec<_>>())?;
     if nodes.is_empty() {
         let which = arguments.node.as_ref().or(arguments.selector.as_ref()).map_or("", String::as_str);
         return Err(Error::new(Code::PodUnknown, format!("node {which}: not found; see kubectl get nodes")).into());
     }
-    let sets = kubectl.daemon_sets()?;
+    let sets = kubectl.list("daemonsets.apps", kubectl.agent_namespace.as_deref(), &[AGENT_LABEL])?;
     let mut agents = kubectl.agents(arguments.node.as_deref())?;
     if sets.is_empty() && agents.is_empty() {
         return Err(no_agents().into());
@@ -367,12 +359,14 @@ fn not_audited(
     agents: &[&AgentPod],
 ) -> Result<Vec<(String, String)>, Error> {
     let mut found = Vec::new();
-    for node in kubectl.nodes(&[])? {
+    for node in kubectl.get("nodes", None, &[])? {
         let name = name_of(&node).unwrap_or_default();
         if agents.iter().any(|agent| agent.node == name) {
             continue;
         }
-        let pods = kubectl.pods_of_node(name, namespace)?.iter().filter(|pod| has_sidecar(pod)).count();
+        // Pods that have ended send nothing.
+        let on_node = format!("--field-selector=spec.nodeName={name},status.phase!=Succeeded,status.phase!=Failed");
+        let pods = kubectl.list("pods", namespace, &[&on_node])?.iter().filter(|pod| has_sidecar(pod)).count();
         if pods > 0 {
             let next = format!("see kubectl detour check --node {name}");
             found.push((name.to_owned(), format!("no agent; pods with a sidecar, not examined: {pods}; {next}")));

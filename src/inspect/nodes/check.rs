@@ -1,7 +1,8 @@
 //! `kubectl detour check`: the node checks of the doctor on all nodes.
 
-use super::{AgentOutput, AgentPod};
-use crate::cluster::agent::PoliciesReport;
+use super::{AgentPod, report_of};
+use crate::cluster::agent::PolicyCounts;
+use crate::inspect::child::ProgramOutput;
 use crate::inspect::doctor::{CheckOutcome, Checklist, ReportLine};
 use crate::inspect::needless_exclusions::{self, NeedlessExclusion};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, joined};
@@ -54,27 +55,7 @@ pub struct NodeCheck {
     pub needless_exclusions: Option<Vec<NeedlessExclusion>>,
 }
 
-/// How many pods have the current policy ([`PoliciesReport`]).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct PolicyCounts {
-    /// The rules are those of the pod's policy.
-    pub current: u32,
-    /// Requests of the pod are without effect.
-    pub rejected: u32,
-    /// The rules could not be checked or changed.
-    pub failed: u32,
-    /// A pod with a sidecar has no rules.
-    pub none: u32,
-    /// A pod that is enrolled in the ambient mesh is outside of it.
-    pub outside: u32,
-}
-
 impl PolicyCounts {
-    pub(in crate::inspect) const fn of(report: &PoliciesReport) -> Self {
-        let PoliciesReport { current, rejected, failed, none, outside, .. } = *report;
-        Self { current, rejected, failed, none, outside }
-    }
-
     const fn plus(self, other: Self) -> Self {
         Self {
             current: self.current.saturating_add(other.current),
@@ -154,13 +135,13 @@ impl NodeCheck {
 
     /// Returns the result of an agent from the output of `detour doctor -o json`, or from the reason why it is missing.
     #[must_use]
-    pub fn of_agent(agent: &AgentPod, output: Result<&AgentOutput, String>) -> Self {
+    pub fn of_agent(agent: &AgentPod, output: Result<&ProgramOutput, String>) -> Self {
         let own = Self {
             agent: Some(agent.object.to_string()),
             release: Some(agent.release.clone()),
             ..Self::without_agent(&agent.node, false, String::new())
         };
-        let list: Checklist = match output.and_then(AgentOutput::report) {
+        let list: Checklist = match output.and_then(report_of) {
             Ok(list) => list,
             Err(why) => return Self { reason: Some(why), ..own },
         };
@@ -173,7 +154,7 @@ impl NodeCheck {
             reason: (!agent.ready).then(|| "the agent is not ready".to_owned()),
             failed,
             warnings,
-            policies: list.policies.as_ref().map(PolicyCounts::of),
+            policies: list.policies.map(|report| report.counts),
             rule_formats: list.rule_formats,
             needless_exclusions: list.needless_exclusions,
             ..own
@@ -235,6 +216,7 @@ mod tests {
     use super::*;
     use crate::cluster::ObjectRef;
     use crate::inspect::{Format, render};
+    use std::process::ExitStatus;
 
     const REPORT: &str = r#"{"pod": null, "node": "other", "platform": "kubernetes", "version": "0.2.0", "healthy": false, "checks": [
         {"id": "program-installed", "group": "node", "checked": "a", "outcome": "pass", "found": "b", "next": null},
@@ -251,8 +233,8 @@ mod tests {
         let object = ObjectRef { namespace: "kube-system".into(), name: "a".into() };
         let (node, release) = ("n1".to_owned(), "detour".to_owned());
         let agent = AgentPod { object, node, release, stopped: None, ready, enters_pods: true };
-        let stderr = "detour: x".to_owned();
-        let output = output.map(|stdout| AgentOutput { stdout: stdout.into(), stderr, code: 0 });
+        let (stderr, status) = ("detour: x".into(), ExitStatus::default());
+        let output = output.map(|stdout| ProgramOutput { stdout: stdout.into(), stderr, status });
         NodeCheck::of_agent(&agent, output.as_ref().map_err(|why| (*why).to_owned()))
     }
 

@@ -4,9 +4,10 @@ mod agents;
 mod check;
 
 pub use agents::{AgentPod, has_sidecar, missing_agent};
-pub use check::{NodeCheck, NodeResult, NodesCheck, PolicyCounts};
+pub use check::{NodeCheck, NodeResult, NodesCheck};
 
 use super::audit::{AuditReport, AuditedPod, verdict};
+use super::child::ProgramOutput;
 use super::terminal::{Cell, Screen, TextReport, Tone, counted};
 use crate::pod::Pod;
 use crate::printable;
@@ -17,34 +18,21 @@ use std::cmp::Reverse;
 /// The start of an output that is not a report, in a message.
 const MAX_SHOWN: usize = 300;
 
-/// What a command in an agent's container printed, and its exit code.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AgentOutput {
-    /// Its stdout.
-    pub stdout: Vec<u8>,
-    /// Its stderr.
-    pub stderr: String,
-    /// Its exit code.
-    pub code: u8,
-}
-
-impl AgentOutput {
-    /// Parses a report. It is input of another machine.
-    fn report<T: DeserializeOwned>(&self) -> Result<T, String> {
-        /// What a command prints in place of its report.
-        #[derive(Deserialize)]
-        struct Failed {
-            error: String,
-        }
-        let Self { stdout, stderr, .. } = self;
-        serde_json::from_slice(stdout).map_err(|error| match serde_json::from_slice(stdout) {
-            Ok(Failed { error }) => error,
-            Err(_) => {
-                let text = format!("{stderr}{}", String::from_utf8_lossy(stdout));
-                format!("expected a report, got {:?} ({error})", printable::cut(text.trim(), MAX_SHOWN))
-            }
-        })
+/// Parses the report that a command in an agent's container printed. It is input of another machine.
+fn report_of<T: DeserializeOwned>(ProgramOutput { stdout, stderr, .. }: &ProgramOutput) -> Result<T, String> {
+    /// What a command prints in place of its report.
+    #[derive(Deserialize)]
+    struct Failed {
+        error: String,
     }
+    serde_json::from_slice(stdout).map_err(|error| match serde_json::from_slice(stdout) {
+        Ok(Failed { error }) => error,
+        Err(_) => {
+            let [stderr, stdout] = [stderr, stdout].map(|text| String::from_utf8_lossy(text));
+            let text = format!("{stderr}{stdout}");
+            format!("expected a report, got {:?} ({error})", printable::cut(text.trim(), MAX_SHOWN))
+        }
+    })
 }
 
 /// Returns the command that runs detour with `arguments` on the pod's node.
@@ -91,8 +79,8 @@ pub struct PodOfNode {
 
 impl NodesAudit {
     /// Adds the output of `detour audit -o json` of an agent on a node.
-    pub fn add(&mut self, node: &str, output: Result<&AgentOutput, String>) {
-        match output.and_then(AgentOutput::report) {
+    pub fn add(&mut self, node: &str, output: Result<&ProgramOutput, String>) {
+        match output.and_then(report_of) {
             Ok(AuditReport { pods, checked, .. }) => {
                 self.checked = self.checked.saturating_add(checked);
                 let listed = pods.into_iter().filter(AuditedPod::is_listed);
@@ -151,6 +139,7 @@ impl TextReport for NodesAudit {
 mod tests {
     use super::*;
     use crate::inspect::{Format, render};
+    use std::process::ExitStatus;
 
     const FIRST: &str = r#"{"node": "x", "pods": [
         {"namespace": "shop", "pod": "web-0", "redirected": true, "reason": "has a sidecar", "error": null, "bypasses": [
@@ -165,10 +154,10 @@ mod tests {
 
     fn audit() -> NodesAudit {
         let mut audit = NodesAudit::default();
-        let output = |stdout: &str, stderr: &str| AgentOutput {
-            stdout: stdout.as_bytes().to_vec(),
-            stderr: stderr.to_owned(),
-            code: 0,
+        let output = |stdout: &str, stderr: &str| ProgramOutput {
+            stdout: stdout.into(),
+            stderr: stderr.into(),
+            status: ExitStatus::default(),
         };
         audit.add("n1", Ok(&output(FIRST, "")));
         audit.add("n2", Ok(&output(SECOND, "")));
