@@ -1,7 +1,7 @@
 //! `detour agent`: keeps the plugin installed, serves pod facts to the plugin, and repairs pods that bypass the
 //! sidecar.
 
-use super::cluster::own_kubeconfig;
+use super::cluster::{own_kubeconfig, variable};
 use super::install::{GivenKeys, InstallOptions, agent_namespace, program_digest};
 use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
@@ -18,7 +18,6 @@ use detour_cni::logging;
 use detour_cni::pod::PodRef;
 use detour_cni::trusted_file::read_trusted;
 use std::cell::RefCell;
-use std::env;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use tokio::runtime::Handle;
@@ -30,14 +29,6 @@ Examples:
   detour agent --root /host --on-exit auto --daemon-set detour-agent
         remove the plugin from the node when the DaemonSet is deleted
 
-The agent installs the plugin like `detour install`, and again when the program, the kubeconfig, its
-token or a file of --config or --attachments changes. If the plugin would reject a new file, the
-last valid one stays in use; /readyz, the log and a metric report it. With a node name, it answers
-the plugin's requests, repairs pods that bypass their sidecar, and lets running pods follow changes.
-
-SIGTERM ends the agent; the plugin stays installed unless --on-exit removes it. With
---health-address, the agent also exits with code 1 if the file system hangs for two minutes.
-
 Exit codes: 0 ended by a signal, 1 failure, 2 invalid arguments or input. A missing or invalid file
 of --config or --kubeconfig does not end the agent: /readyz and the log report it.";
 
@@ -48,6 +39,14 @@ const MAX_KUBECONFIG: u64 = 1 << 20;
 const SOCKET: &str = "/run/detour/agent.sock";
 
 /// Keep the plugin installed on a node, serve pod facts to it, and repair pods that bypass the sidecar
+///
+/// The agent installs the plugin like `detour install`, and again when the program, the kubeconfig, its token or a file
+/// of --config or --attachments changes. If the plugin would reject a new file, the last valid one stays in use; /readyz,
+/// the log and a metric report it. With a node name, it answers the plugin's requests, repairs pods that bypass their
+/// sidecar, and lets running pods follow changes.
+///
+/// SIGTERM ends the agent; the plugin stays installed unless --on-exit removes it. With --health-address, the agent also
+/// exits with code 1 if the file system hangs for two minutes.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct AgentArguments {
@@ -88,12 +87,11 @@ fn as_usage<T>(result: Result<T>) -> Result<T, CommandError> {
 }
 
 impl AgentArguments {
-    pub(super) fn run(&self) -> ExitCode {
-        let result = run_tasks(self.keep()).context("can't create the agent's event loop").flatten();
-        super::exit_code(result.map(|()| ExitCode::SUCCESS))
+    pub(super) fn run(&self) -> Result<ExitCode> {
+        run_tasks(self.keep()).context("can't create the agent's event loop").flatten()
     }
 
-    async fn keep(&self) -> Result<()> {
+    async fn keep(&self) -> Result<ExitCode> {
         logging::start(LogLevel::Info, None, &[], None, None);
         let node = self.install.node()?;
         tracing::info!("{}", self.install.describe_platform(&node));
@@ -141,7 +139,8 @@ impl AgentArguments {
             account: account.ok(),
             own_pod: self.own_pod(),
         };
-        run(job).await.map_err(|why| anyhow!(why))
+        run(job).await.map_err(|why| anyhow!(why))?;
+        Ok(ExitCode::SUCCESS)
     }
 
     /// Returns a reference to an object in the namespace of the agent's pods.
@@ -153,13 +152,12 @@ impl AgentArguments {
 
     /// Returns the agent's own pod from the environment variables of the downward API, `None` outside of a pod.
     fn own_pod(&self) -> Option<PodRef> {
-        let set = |key| env::var(key).ok().filter(|value| !value.is_empty());
-        let (namespace, name) = (agent_namespace()?, set("POD_NAME")?);
-        Some(PodRef { namespace, name, uid: set("POD_UID") })
+        let (namespace, name) = (agent_namespace()?, variable("POD_NAME")?);
+        Some(PodRef { namespace, name, uid: variable("POD_UID") })
     }
 
     fn node_name(&self) -> Option<String> {
-        let named = self.node_name.clone().or_else(|| env::var("NODE_NAME").ok());
+        let named = self.node_name.clone().or_else(|| variable("NODE_NAME"));
         named.filter(|name| !name.is_empty())
     }
 

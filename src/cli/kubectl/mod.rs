@@ -24,6 +24,10 @@ pub(super) use client::Kubectl;
 ///
 /// Commands about a pod run in the agent's pod on the pod's node, with kubectl exec. With -f, explain and trace read
 /// files and need no cluster.
+///
+/// The plugin runs kubectl. Required permissions: get and list pods; create and get pods/exec in the agents' namespace;
+/// for audit and check, list nodes; for check, list daemonsets.apps; for explain and trace with --config, get namespaces
+/// and network-attachment-definitions.
 #[derive(Debug, Parser)]
 #[command(name = "detour", version, after_help = EXAMPLES, max_term_width = 100)]
 struct Cli {
@@ -42,10 +46,6 @@ Examples:
                                                         follow one packet through the rules
   kubectl detour rules -n shop web-0                    compare live rules with desired ones
   kubectl detour doctor -n shop web-0                   find the cause of a problem with a pod
-
-The plugin runs kubectl. Required permissions: get and list pods; create and get pods/exec in the
-agents' namespace; for audit and check, list nodes; for check, list daemonsets.apps; for explain and
-trace with --config, get namespaces and network-attachment-definitions.
 
 Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.";
 
@@ -224,8 +224,6 @@ Examples:
   kubectl detour check --node worker-1
   kubectl detour check -l node-role.kubernetes.io/worker -o json
 
-A node that the DaemonSet of a release selects is unhealthy if it has no ready agent.
-
 Exit codes: 0 all nodes are healthy or skipped, 1 a node is unhealthy or the cluster can't be read,
 2 invalid arguments or input.";
 
@@ -233,8 +231,6 @@ const AUDIT_EXAMPLES: &str = "\
 Examples:
   kubectl detour audit -A
   kubectl detour audit -n shop -o json
-
-The agents need the capabilities that the chart value repair.enabled grants.
 
 Exit codes: 0 all pods are redirected and have the desired rules, 1 a pod is not redirected, has
 other rules, has a rule of another program that lets traffic bypass the mesh or was not examined,
@@ -248,7 +244,8 @@ const AUDIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Check the installation, API access, the policies of running pods and the kernel on all nodes
 ///
 /// The output has the number of pods with the current policy, and one line per node. For each failed check and each
-/// warning, it has what was found and the next step.
+/// warning, it has what was found and the next step. A node that the DaemonSet of a release selects is unhealthy if it has
+/// no ready agent.
 #[derive(Debug, Args)]
 #[command(after_help = CHECK_EXAMPLES)]
 struct CheckArguments {
@@ -263,6 +260,8 @@ struct CheckArguments {
 }
 
 /// List the pods of all nodes whose traffic bypasses the mesh, and why
+///
+/// The agents need the capabilities that the chart value repair.enabled grants.
 #[derive(Debug, Args)]
 #[command(after_help = AUDIT_EXAMPLES)]
 struct AuditArguments {
