@@ -6,12 +6,12 @@ use detour_cni::cni::{Code, Error};
 use detour_cni::inspect::{AgentPod, ProgramOutput, run_program};
 use detour_cni::pod::Facts;
 use serde_json::{Value, json};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+use std::{iter, thread};
 
 /// The maximum output of a command in an agent's container, in bytes.
 const MAX_OUTPUT: u64 = 16 << 20;
@@ -144,29 +144,20 @@ impl Kubectl {
         Ok(agents)
     }
 
-    /// Runs a command in all these agents. Returns the output of each, or the error.
-    pub(super) fn run_in_all(
+    /// Runs a command in all these agents. Returns them in any order, each with the output or the error.
+    pub(super) fn run_in_all<'a>(
         &self,
-        agents: &[&AgentPod],
+        agents: &[&'a AgentPod],
         words: &[&str],
         timeout: Duration,
-    ) -> Vec<Result<ProgramOutput, String>> {
-        let next = AtomicUsize::new(0);
-        let outputs: Vec<OnceLock<_>> = agents.iter().map(|_| OnceLock::new()).collect();
+    ) -> Vec<(&'a AgentPod, Result<ProgramOutput, String>)> {
+        let queue = Mutex::new(agents.iter());
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let run = || iter::from_fn(next).map(|agent| (*agent, self.run_in(agent, words, timeout))).collect::<Vec<_>>();
         thread::scope(|scope| {
-            for _ in 0..agents.len().min(PARALLEL) {
-                scope.spawn(|| {
-                    while let Some((agent, output)) = {
-                        let index = next.fetch_add(1, Ordering::Relaxed);
-                        agents.get(index).zip(outputs.get(index))
-                    } {
-                        output.get_or_init(|| self.run_in(agent, words, timeout));
-                    }
-                });
-            }
-        });
-        let none = || Err("no result".to_owned());
-        outputs.into_iter().map(|output| output.into_inner().unwrap_or_else(none)).collect()
+            let running: Vec<_> = (0..agents.len().min(PARALLEL)).map(|_| scope.spawn(run)).collect();
+            running.into_iter().flat_map(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        })
     }
 
     /// Runs a command in the agent's container.

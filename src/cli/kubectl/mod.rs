@@ -61,7 +61,7 @@ const ABOUT_PODS: [(&str, &str); 4] = [
 
 /// The programs that run plugins: `NAME-detour` is the command `detour` of NAME.
 const HOSTS: [&str; 2] = ["kubectl", "oc"];
-/// Time limit of a command about a pod. `doctor --probe` uses most of it.
+/// Time limit of a command about a pod, and of the audit of a node's pods. `doctor --probe` uses most of it.
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Options that select objects or files of the node on which the command runs.
 const OF_NODE: [&str; 11] =
@@ -238,8 +238,6 @@ or a node could not be audited, 2 invalid arguments or input.";
 
 /// Time limit for the checks of one node.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time limit for the audit of the pods of one node.
-const AUDIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Check the installation, API access, the policies of running pods and the kernel on all nodes
 ///
@@ -277,10 +275,8 @@ struct AuditArguments {
 
 /// Checks the installation on all nodes.
 fn check(kubectl: &Kubectl, arguments: &CheckArguments) -> Result<CommandOutput, CommandError> {
-    let selector = match (&arguments.node, &arguments.selector) {
-        (Some(name), _) => Some(format!("--field-selector=metadata.name={name}")),
-        (None, labels) => labels.as_ref().map(|labels| format!("--selector={labels}")),
-    };
+    let by_name = arguments.node.as_ref().map(|name| format!("--field-selector=metadata.name={name}"));
+    let selector = by_name.or_else(|| Some(format!("--selector={}", arguments.selector.as_ref()?)));
     let nodes = kubectl.get("nodes", None, &selector.as_deref().into_iter().collect::<Vec<_>>())?;
     if nodes.is_empty() {
         let which = arguments.node.as_ref().or(arguments.selector.as_ref()).map_or("", String::as_str);
@@ -295,13 +291,9 @@ fn check(kubectl: &Kubectl, arguments: &CheckArguments) -> Result<CommandOutput,
     agents.retain(|agent| names.contains(&agent.node.as_str()));
     let words = ["/detour", "doctor", "--node", "--root", "/host", "-o", "json"];
     let outputs = kubectl.run_in_all(&agents.iter().collect::<Vec<_>>(), &words, CHECK_TIMEOUT);
-    let of_agents = agents.iter().zip(&outputs);
-    let of_agents = of_agents.map(|(agent, output)| NodeCheck::of_agent(agent, output.as_ref().map_err(Clone::clone)));
-    let without = nodes.iter().filter_map(|node| Some((node, name_of(node)?)));
-    let without = without.filter(|(_, name)| !agents.iter().any(|agent| agent.node == *name)).map(|(node, name)| {
-        let (is_expected, reason) = missing_agent(node, &sets);
-        NodeCheck::without_agent(name, is_expected, reason)
-    });
+    let of_agents = outputs.into_iter().map(|(agent, output)| NodeCheck::of_agent(agent, output));
+    let has_agent = |node: &&Value| agents.iter().any(|agent| name_of(node) == Some(&agent.node));
+    let without = nodes.iter().filter(|node| !has_agent(node)).map(|node| missing_agent(node, &sets));
     let report = NodesCheck::of(of_agents.chain(without).collect());
     if !report.healthy {
         let nodes: Vec<&str> = report.unhealthy().into_iter().collect();
@@ -330,10 +322,9 @@ fn audit(kubectl: &Kubectl, arguments: &AuditArguments) -> Result<CommandOutput,
         all.chunk_by(|a, b| a.node == b.node).filter_map(|of_node| AgentPod::choose(of_node)).collect();
     let mut words = vec!["/detour", "audit", "--root", "/host", "-o", "json"];
     words.extend(namespace.iter().flat_map(|namespace| ["-n", namespace]));
-    let outputs = kubectl.run_in_all(&agents, &words, AUDIT_TIMEOUT);
     let mut report = NodesAudit::default();
-    for (agent, output) in agents.iter().zip(&outputs) {
-        report.add(&agent.node, output.as_ref().map_err(Clone::clone));
+    for (agent, output) in kubectl.run_in_all(&agents, &words, TIMEOUT) {
+        report.add(&agent.node, output);
     }
     match not_audited(kubectl, namespace, &agents) {
         Ok(nodes) => nodes.into_iter().for_each(|(node, error)| report.add(&node, Err(error))),

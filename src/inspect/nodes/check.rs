@@ -122,24 +122,15 @@ impl NodesCheck {
 }
 
 impl NodeCheck {
-    /// Returns the result of a node without an agent; it is a problem unless it is `expected`.
-    #[must_use]
-    pub fn without_agent(node: &str, expected: bool, reason: String) -> Self {
-        Self {
-            node: node.to_owned(),
-            result: if expected { NodeResult::Skipped } else { NodeResult::Unhealthy },
-            reason: Some(reason),
-            ..Self::default()
-        }
-    }
-
     /// Returns the result of an agent from the output of `detour doctor -o json`, or from the reason why it is missing.
     #[must_use]
-    pub fn of_agent(agent: &AgentPod, output: Result<&ProgramOutput, String>) -> Self {
+    pub fn of_agent(agent: &AgentPod, output: Result<ProgramOutput, String>) -> Self {
         let own = Self {
+            node: agent.node.clone(),
             agent: Some(agent.object.to_string()),
             release: Some(agent.release.clone()),
-            ..Self::without_agent(&agent.node, false, String::new())
+            result: NodeResult::Unhealthy,
+            ..Self::default()
         };
         let list: Checklist = match output.and_then(report_of) {
             Ok(list) => list,
@@ -235,7 +226,7 @@ mod tests {
         let agent = AgentPod { object, node, release, stopped: None, ready, enters_pods: true };
         let (stderr, status) = ("detour: x".into(), ExitStatus::default());
         let output = output.map(|stdout| ProgramOutput { stdout: stdout.into(), stderr, status });
-        NodeCheck::of_agent(&agent, output.as_ref().map_err(|why| (*why).to_owned()))
+        NodeCheck::of_agent(&agent, output.map_err(str::to_owned))
     }
 
     #[test]
@@ -259,8 +250,9 @@ mod tests {
         let two = NodesCheck::of(vec![agent(true, Ok(healthy)), agent(true, Err("why"))]);
         let text = render(&two, Format::Table, Screen::plain()).expect("text");
         assert!(text.as_str().starts_with("Nodes: 0 healthy, 1 unhealthy, 0 skipped\n"), "{text}");
-        let missing = NodeCheck::without_agent("n2", false, "no agent".to_owned());
-        let skipped = NodeCheck::without_agent("n3", true, "windows".to_owned());
+        let without_agent = |node: &str, result| NodeCheck { node: node.to_owned(), result, ..NodeCheck::default() };
+        let missing = without_agent("n2", NodeResult::Unhealthy);
+        let skipped = without_agent("n3", NodeResult::Skipped);
         let report = NodesCheck::of(vec![skipped, missing, agent(true, Ok(healthy)), failed]);
         assert_eq!((report.healthy, report.unhealthy()), (false, BTreeSet::from(["n1", "n2"])));
         let text = render(&report, Format::Table, Screen::plain()).expect("text");

@@ -19,17 +19,17 @@ use std::cmp::Reverse;
 const MAX_SHOWN: usize = 300;
 
 /// Parses the report that a command in an agent's container printed. It is input of another machine.
-fn report_of<T: DeserializeOwned>(ProgramOutput { stdout, stderr, .. }: &ProgramOutput) -> Result<T, String> {
+fn report_of<T: DeserializeOwned>(ProgramOutput { stdout, stderr, .. }: ProgramOutput) -> Result<T, String> {
     /// What a command prints in place of its report.
     #[derive(Deserialize)]
     struct Failed {
         error: String,
     }
-    serde_json::from_slice(stdout).map_err(|error| match serde_json::from_slice(stdout) {
+    serde_json::from_slice(&stdout).map_err(|error| match serde_json::from_slice(&stdout) {
         Ok(Failed { error }) => error,
         Err(_) => {
-            let [stderr, stdout] = [stderr, stdout].map(|text| String::from_utf8_lossy(text));
-            let text = format!("{stderr}{stdout}");
+            let text = [stderr, stdout].concat();
+            let text = String::from_utf8_lossy(&text);
             format!("expected a report, got {:?} ({error})", printable::cut(text.trim(), MAX_SHOWN))
         }
     })
@@ -79,7 +79,7 @@ pub struct PodOfNode {
 
 impl NodesAudit {
     /// Adds the output of `detour audit -o json` of an agent on a node.
-    pub fn add(&mut self, node: &str, output: Result<&ProgramOutput, String>) {
+    pub fn add(&mut self, node: &str, output: Result<ProgramOutput, String>) {
         match output.and_then(report_of) {
             Ok(AuditReport { pods, checked, .. }) => {
                 self.checked = self.checked.saturating_add(checked);
@@ -91,9 +91,10 @@ impl NodesAudit {
     }
 
     /// Sorts the pods: those that are not redirected, those with a bypass by another program, the others; each by
-    /// bytes.
+    /// bytes. Errors are sorted by node.
     #[must_use]
     pub fn sorted(mut self) -> Self {
+        self.errors.sort_by(|a, b| a.node.cmp(&b.node));
         self.pods.sort_by_cached_key(|PodOfNode { node, pod }| {
             let bytes = pod.bypasses.iter().filter_map(|bypass| bypass.bytes).fold(0, u64::saturating_add);
             (
@@ -159,10 +160,10 @@ mod tests {
             stderr: stderr.into(),
             status: ExitStatus::default(),
         };
-        audit.add("n1", Ok(&output(FIRST, "")));
-        audit.add("n2", Ok(&output(SECOND, "")));
-        audit.add("n3", Ok(&output("", "error: unrecognized subcommand")));
         audit.add("n4", Err("no answer".to_owned()));
+        audit.add("n3", Ok(output("", "error: unrecognized subcommand")));
+        audit.add("n2", Ok(output(SECOND, "")));
+        audit.add("n1", Ok(output(FIRST, "")));
         audit.sorted()
     }
 
