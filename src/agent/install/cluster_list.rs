@@ -1,14 +1,13 @@
 //! The plugin's entry in the cluster network's configuration list: in the list itself, or in a copy that runtimes use
 //! instead, the own list.
 
-use super::NodeFiles;
 use super::conflist::{ConfList, UnusableList, list_name};
 use super::plan::{Change, ConfFile, Content, DesiredFile, FoundState, InstallPlan, ListEntry, OWN_LIST};
 use super::record::{Digest, FileRecord, Role, with_newest};
 use crate::cni::{CNI_CONF_DIR, OWN_TYPES};
 use crate::host_path::HostPath;
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::{iter, slice};
 
 /// The programs of Multus: of its daemon's client, and without a daemon.
@@ -308,30 +307,8 @@ enum MultusCall {
     Embedded(bool),
 }
 
-impl NodeFiles {
-    /// Checks whether an own list is a copy of `source`, apart from the plugin's entry of the type `kind`.
-    ///
-    /// # Errors
-    /// Why it is not.
-    pub fn check_own_list(&self, path: &HostPath, source: &str, kind: &str) -> Result<(), String> {
-        let found = self.configurations(&path.parent(), &mut BTreeMap::new()).map_err(|error| error.to_string())?;
-        if let Some((name, _)) = found.iter().find(|(_, file)| pod_network(file) == Err(UnusableList::Multus)) {
-            return Err(format!("{name} is a configuration of Multus, which it bypasses"));
-        }
-        let without_entry = |name: &str| {
-            let file = found.get(name).ok_or_else(|| format!("{name} not found"))?;
-            let list = file.list.as_ref().map_err(|why| format!("{name}: {why}"))?;
-            file.untrusted.clone().map_or_else(|| Ok(list.without(kind)), Err)
-        };
-        match without_entry(&path.name())? == without_entry(source)? {
-            true => Ok(()),
-            false => Err("it is older; until it is written again, pods start with it".to_owned()),
-        }
-    }
-}
-
 /// Returns the list of a pod network.
-fn pod_network(file: &ConfFile) -> Result<&ConfList, UnusableList> {
+pub(super) fn pod_network(file: &ConfFile) -> Result<&ConfList, UnusableList> {
     let list = file.list.as_ref().map_err(Clone::clone)?;
     match list.types().next() {
         Some(first) if MULTUS.contains(&first) => Err(UnusableList::Multus),
