@@ -20,7 +20,6 @@ use detour_cni::trusted_file::read_trusted;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use tokio::runtime::Handle;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -98,7 +97,7 @@ impl AgentArguments {
         let program = program_digest()?;
         let metrics = Metrics::default();
         // Its requests share one connection.
-        let account = self.install.account().map(|account| account.on_node(self.node_name()).on(Handle::current()));
+        let account = self.install.account().map(|account| account.on_node(self.node_name()).for_tasks());
         let account_for = |purpose: &str| account.clone().map_err(|why| anyhow!("{purpose}: {why}"));
         let plugin_token = self.plugin_service_account.as_ref().filter(|name| !name.is_empty()).map(|name| {
             let flag = "--plugin-service-account";

@@ -6,6 +6,7 @@ use crate::agent::metrics::Metrics;
 use crate::backoff::Backoff;
 use crate::cluster::{Api, Collection, Failure};
 use crate::printable::without_tokens;
+use futures_util::TryStreamExt;
 use kube::api::WatchEvent;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
@@ -68,8 +69,8 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
             };
             if let Err(error) = result {
                 self.pause(&error).await;
-                // The version is too old to continue. An event that is too large may be small enough in a list.
-                if error.status == 410 || error.is_too_large {
+                // The version is too old to continue.
+                if error.status == 410 {
                     version = None;
                 }
             }
@@ -95,7 +96,7 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
         let mut events = self.account.session()?.watch::<T::Sent>(&self.collection, version).await?;
         // The API server has accepted the watch, and sends nothing until an object changes.
         self.set_synced(" again");
-        while let Some(event) = events.next().await? {
+        while let Some(event) = events.try_next().await? {
             match event {
                 WatchEvent::Added(sent) | WatchEvent::Modified(sent) => {
                     T::metadata(&sent).resource_version.clone_into(version);
@@ -106,7 +107,7 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
                     self.cache.remove(sent);
                 }
                 WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
-                // `next` returns it as its error.
+                // The watch returns it as its error.
                 WatchEvent::Error(_) => {}
             }
             self.count_objects();
