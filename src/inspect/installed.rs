@@ -1,10 +1,9 @@
 //! Several configurations, applied to a pod as the runtime and Multus do.
 
-use super::subject::{AppliedConf, ConfigurationOrigin, ConfigurationSource, Subject};
+use super::subject::{AppliedConf, ConfigurationOrigin, ConfigurationSource};
 use crate::cluster::{Definition, DefinitionQuery, Definitions, Lookup};
 use crate::cni::{CniCommand, Error, NetConf, NodeConf, PROGRAM};
 use crate::plugin::node::{InstalledText, effective};
-use crate::pod::Facts;
 use std::collections::BTreeMap;
 
 /// A node where Multus runs the plugin: only the pod's attachments count.
@@ -26,68 +25,33 @@ impl AppliedConf {
     }
 }
 
-impl Subject {
-    /// Returns a pod with configurations of the command line or of its node. `source` has the definitions of its networks,
-    /// if they are known.
-    ///
-    /// # Errors
-    /// A built-in configuration is invalid, which is a bug.
-    pub fn given(all: &[AppliedConf], facts: Facts, source: Option<&dyn Definitions>) -> Result<Self, Error> {
-        if let [one] = all {
-            return Self::of(one.clone(), facts, source);
-        }
-        let mut places: Vec<String> = all.iter().flat_map(|applied| applied.origin.places.clone()).collect();
-        places.dedup();
-        let applies = "each applies as the runtime or Multus runs it".to_owned();
-        let is_of_node = all.iter().any(|applied| applied.origin.source == ConfigurationSource::Node);
-        let kind = if is_of_node { ConfigurationSource::Node } else { ConfigurationSource::File };
-        let origin = ConfigurationOrigin { source: kind, places, reason: None, applies };
-        Self::combined(all, origin, facts, source)
+/// Returns one configuration for several ones: those for every pod, and a primary plugin that runs the attachments.
+///
+/// # Errors
+/// The built-in configuration is invalid, which is a bug.
+pub(super) fn combined(all: &[AppliedConf]) -> Result<NetConf, Error> {
+    let mut multus = NetConf::parse(MULTUS.as_bytes(), CniCommand::Add, PROGRAM)?;
+    let mut for_every_pod = all.iter().filter(|applied| !applied.as_attachment).map(|applied| applied.conf.clone());
+    if let Some(mut first) = for_every_pod.next() {
+        first.chain.extend(for_every_pod.flat_map(|other| other.chain));
+        first.primary = first.primary.or(multus.primary);
+        return Ok(first);
     }
-
-    /// Returns a pod with all configurations that apply to it: those of `all`, and those of the definitions that it
-    /// selects.
-    ///
-    /// # Errors
-    /// A built-in configuration is invalid, which is a bug.
-    pub(super) fn combined(
-        all: &[AppliedConf],
-        origin: ConfigurationOrigin,
-        facts: Facts,
-        source: Option<&dyn Definitions>,
-    ) -> Result<Self, Error> {
-        let attachments = || all.iter().filter(|applied| applied.as_attachment);
-        let text = |applied: &AppliedConf| Some((applied.conf.name.clone(), applied.text.clone()?));
-        let place = |applied: &AppliedConf| (applied.conf.name.clone(), applied.origin.places.join(", "));
-        let places: BTreeMap<String, String> = attachments().map(place).collect();
-        let files = Files { texts: attachments().filter_map(text).collect(), source };
-        let mut for_every_pod = all.iter().filter(|applied| !applied.as_attachment).map(|applied| applied.conf.clone());
-        let mut multus = NetConf::parse(MULTUS.as_bytes(), CniCommand::Add, PROGRAM)?;
-        let conf = match for_every_pod.next() {
-            Some(mut first) => {
-                first.chain.extend(for_every_pod.flat_map(|other| other.chain));
-                first.primary = first.primary.or(multus.primary);
-                first
-            }
-            None => {
-                if let Some(first) = all.first() {
-                    multus.kubernetes.clone_from(&first.conf.kubernetes);
-                    multus.bounds.clone_from(&first.conf.bounds);
-                    multus.auto_format = first.conf.auto_format;
-                    // The namespaces that one attachment skips do not concern the others.
-                    multus.kubernetes.exclude_namespaces.clear();
-                }
-                multus
-            }
-        };
-        let applied = AppliedConf { conf, as_attachment: false, origin, text: None };
-        Self::with_files(applied, facts, (source, Some(&files)), &places)
+    if let Some(AppliedConf { conf: first, .. }) = all.first() {
+        multus.kubernetes.clone_from(&first.kubernetes);
+        multus.bounds.clone_from(&first.bounds);
+        multus.auto_format = first.auto_format;
+        // The namespaces that one attachment skips do not concern the others.
+        multus.kubernetes.exclude_namespaces.clear();
     }
+    Ok(multus)
 }
 
-/// A source of definitions in which those without a configuration have the one of the file with their name, as for
-/// Multus. Without a source, every other definition has a configuration that is not known.
-struct Files<'a> {
+/// The files of attachments, as a source of definitions: those without a configuration have that of the file with their
+/// name, as for Multus. Without a source, every other definition has a configuration that is not known.
+pub(super) struct Files<'a> {
+    /// The places of the files by the names of their networks.
+    pub(super) places: BTreeMap<String, String>,
     texts: BTreeMap<String, String>,
     source: Option<&'a dyn Definitions>,
 }
@@ -95,30 +59,31 @@ struct Files<'a> {
 /// The configuration of a network that is not known.
 const UNKNOWN: &str = r#"{"cniVersion": "1.1.0", "type": "unseen"}"#;
 
+impl<'a> Files<'a> {
+    pub(super) fn of(all: &[AppliedConf], source: Option<&'a dyn Definitions>) -> Self {
+        let attachments = || all.iter().filter(|applied| applied.as_attachment);
+        let text = |applied: &AppliedConf| Some((applied.conf.name.clone(), applied.text.clone()?));
+        let place = |applied: &AppliedConf| (applied.conf.name.clone(), applied.origin.places.join(", "));
+        Self { places: attachments().map(place).collect(), texts: attachments().filter_map(text).collect(), source }
+    }
+}
+
 impl Definitions for Files<'_> {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         let text = |query: &DefinitionQuery| self.texts.get(&query.object.name).cloned();
         let found = |query: &DefinitionQuery, config| {
             Lookup::Found(Definition { object: query.object.clone(), config, ..Definition::default() })
         };
-        let unknown = || UNKNOWN.to_owned();
+        let of_file = |query: &DefinitionQuery| found(query, text(query).unwrap_or_else(|| UNKNOWN.to_owned()));
+        let is_empty = |lookup: &Lookup| matches!(lookup, Lookup::Found(one) if one.config.trim().is_empty());
+        let or_of_file = |(query, lookup)| if is_empty(&lookup) { of_file(query) } else { lookup };
         match self.source.map(|source| source.definitions(wanted)) {
-            None => Ok(wanted.iter().map(|query| found(query, text(query).unwrap_or_else(unknown))).collect()),
-            Some(Ok(lookups)) => Ok(wanted
-                .iter()
-                .zip(lookups)
-                .map(|(query, lookup)| match &lookup {
-                    Lookup::Found(definition) if definition.config.trim().is_empty() => {
-                        found(query, text(query).unwrap_or_else(unknown))
-                    }
-                    _ => lookup,
-                })
-                .collect()),
+            None => Ok(wanted.iter().map(of_file).collect()),
+            Some(Ok(lookups)) => Ok(wanted.iter().zip(lookups).map(or_of_file).collect()),
             // The user may lack the permission to read definitions.
-            Some(Err(error)) => wanted
-                .iter()
-                .map(|query| text(query).map(|text| found(query, text)).ok_or_else(|| error.clone()))
-                .collect(),
+            Some(Err(error)) => {
+                wanted.iter().map(|query| Ok(found(query, text(query).ok_or_else(|| error.clone())?))).collect()
+            }
         }
     }
 }
@@ -127,7 +92,8 @@ impl Definitions for Files<'_> {
 mod tests {
     use super::*;
     use crate::cluster::objects;
-    use crate::inspect::explain;
+    use crate::inspect::{Subject, explain};
+    use crate::pod::Facts;
     use std::path::Path;
 
     const SOURCE: &str = r#""kubernetes": {"kubeconfig": "/k", "exclude_namespaces": ["kube-system"]}"#;

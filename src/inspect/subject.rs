@@ -1,5 +1,6 @@
 //! The subject of a report: a pod with its namespace, from manifests or the cluster, and a configuration.
 
+use super::installed::{Files, combined};
 use super::selected::{SelectedNetwork, missing_network, selected_definitions, selected_networks};
 use super::socket_lb::Product;
 use crate::cluster::{self, Definitions, Given, Lookup, ObjectRef, Objects};
@@ -70,6 +71,19 @@ pub enum ConfigurationSource {
 }
 
 impl ConfigurationOrigin {
+    /// Returns the origin of all configurations.
+    fn of(all: &[AppliedConf]) -> Self {
+        if let [one] = all {
+            return one.origin.clone();
+        }
+        let mut places: Vec<String> = all.iter().flat_map(|applied| applied.origin.places.clone()).collect();
+        places.dedup();
+        let is_of_node = all.iter().any(|applied| applied.origin.source == ConfigurationSource::Node);
+        let source = if is_of_node { ConfigurationSource::Node } else { ConfigurationSource::File };
+        let applies = "each applies as the runtime or Multus runs it".to_owned();
+        Self { source, places, reason: None, applies }
+    }
+
     /// Returns which configuration is used, and why.
     pub(super) fn text(&self) -> String {
         let places = self.places.join(", ");
@@ -280,49 +294,32 @@ fn listed(titles: Vec<String>) -> String {
 }
 
 impl Subject {
-    /// Returns a subject; `cluster` has the definitions of the pod's networks.
+    /// Returns a pod with configurations of the command line or of its node, as the runtime and Multus apply them. `source`
+    /// has the definitions of its networks, if they are known.
     ///
     /// # Errors
     /// A built-in configuration is invalid, which is a bug.
-    pub fn of(conf: impl Into<AppliedConf>, facts: Facts, cluster: Option<&dyn Definitions>) -> Result<Self, Error> {
-        let applied = conf.into();
-        let files = match applied.as_attachment {
-            true => BTreeMap::from([(applied.conf.name.clone(), applied.origin.places.join(", "))]),
-            false => BTreeMap::new(),
-        };
-        Self::with_files(applied, facts, (cluster, None), &files)
-    }
-
-    /// Returns a subject; `files` has the places of the attachments' configurations by the names of their networks, and
-    /// `combined` the texts of several ones for definitions without a configuration.
-    pub(super) fn with_files(
-        applied: AppliedConf,
-        facts: Facts,
-        (cluster, combined): (Option<&dyn Definitions>, Option<&dyn Definitions>),
-        files: &BTreeMap<String, String>,
-    ) -> Result<Self, Error> {
-        let is_built_in = applied.origin.source == ConfigurationSource::BuiltIn;
-        let is_primary = applied.conf.primary.is_some();
-        let needs_definitions = applied.as_attachment || !is_built_in;
-        let definitions =
-            cluster.filter(|_| needs_definitions).map(|cluster| selected_definitions(&facts.pod, cluster));
-        let is_known = definitions.is_some();
-        let definitions = definitions.unwrap_or_default();
-        let runs_own = |lookup: &Lookup| matches!(lookup, Lookup::Found(definition) if runs_own_type(definition));
-        if let Some(cluster) = cluster.filter(|_| !is_built_in && !is_primary && definitions.values().any(runs_own)) {
-            let origin = applied.origin.clone();
-            return Self::combined(&[applied], origin, facts, Some(cluster));
-        }
+    pub fn given(all: &[AppliedConf], facts: Facts, source: Option<&dyn Definitions>) -> Result<Self, Error> {
+        let is_built_in = matches!(all, [one] if one.origin.source == ConfigurationSource::BuiltIn);
+        let files = Files::of(all, source);
+        let definitions = source.filter(|_| !is_built_in).map(|source| selected_definitions(&facts.pod, source));
         let selected = match is_built_in {
             true => Vec::new(),
-            false => selected_networks(&facts.pod, &definitions, is_known, files),
+            false => selected_networks(&facts.pod, definitions.as_ref(), &files.places),
         };
-        let AppliedConf { conf, as_attachment, origin, .. } = applied;
-        let look_up = |object: &ObjectRef| definitions.get(object).cloned();
+        let runs_own = |lookup: &Lookup| matches!(lookup, Lookup::Found(definition) if runs_own_type(definition));
+        let has_own = definitions.iter().flat_map(BTreeMap::values).any(runs_own);
+        let alone = match all {
+            [one] if is_built_in || one.conf.primary.is_some() || !has_own => Some(one),
+            _ => None,
+        };
+        let conf = alone.map_or_else(|| combined(all), |one| Ok(one.conf.clone()))?;
+        let as_attachment = alone.is_some_and(|one| one.as_attachment);
+        let look_up = |object: &ObjectRef| definitions.as_ref()?.get(object).cloned();
         let attachment = as_attachment.then(|| installed_network(&facts.pod, &conf.name, &look_up)).transpose();
-        let source = combined.or(cluster);
+        let source = if alone.is_some() { source } else { Some(&files as &dyn Definitions) };
         let networks = conf.primary.as_ref().map(|primary| preview(&conf, primary, source, &facts.pod)).transpose();
-        let missing = missing_network(&facts.pod, &selected).filter(|_| as_attachment || combined.is_some());
+        let missing = missing_network(&facts.pod, &selected).filter(|_| as_attachment || alone.is_none());
         let failure = missing.or_else(|| networks.as_ref().err().or(attachment.as_ref().err()).cloned());
         Ok(Self {
             networks: networks.ok().flatten(),
@@ -332,7 +329,7 @@ impl Subject {
             failure,
             facts,
             template_of: None,
-            origin,
+            origin: ConfigurationOrigin::of(all),
             socket_lb: Vec::new(),
         })
     }
