@@ -134,7 +134,7 @@ fn own_addresses(world: &World) -> Vec<IpAddr> {
 }
 
 fn report(world: &World) -> RulesReport {
-    world.live_rules().report(&world.netns())
+    world.live_rules().report()
 }
 
 fn configured(world: &World, pod: &str, sub_plugins: Value) -> Value {
