@@ -98,7 +98,7 @@ impl AgentArguments {
     }
 
     async fn keep(&self) -> Result<()> {
-        logging::start(LogLevel::Info, None, &[], None, None);
+        logging::start(LogLevel::Info, None, &[], None);
         let node = self.install.node()?;
         tracing::info!("{}", self.install.describe_platform(&node));
         let program = program_digest()?;
