@@ -94,21 +94,13 @@ impl SubjectArguments {
                 if configurations.is_empty() && self.definitions.is_empty() {
                     configurations.push(ClusterArguments::built_in()?);
                 }
-                let pods = read_text(file)?;
-                let namespace =
-                    self.namespace_file.as_ref().map(|path| Ok::<_, CommandError>((path, read_text(path)?)));
-                let namespace = namespace.transpose()?;
+                let read = |path: &PathBuf| Ok::<_, CommandError>((path.clone(), read_text(path)?));
                 let mut definitions = Vec::new();
                 for path in &self.definitions {
-                    for path in manifest_files(path)? {
-                        definitions.push((read_text(&path)?, path));
-                    }
+                    definitions.extend(manifest_files(path)?.iter().map(read).collect::<Result<Vec<_>, _>>()?);
                 }
-                let texts = ManifestTexts {
-                    pods: (file, &pods),
-                    namespace: namespace.as_ref().map(|(path, text)| (path.as_path(), text.as_str())),
-                    definitions: definitions.iter().map(|(text, path)| (path.as_path(), text.as_str())).collect(),
-                };
+                let namespace = self.namespace_file.as_ref().map(read).transpose()?;
+                let texts = ManifestTexts { pods: read(file)?, namespace, definitions };
                 let selector = PodSelector { namespace: self.cluster.namespace.as_deref(), name: name.as_deref() };
                 let mut manifest = PodManifest::read(&texts, &selector).map_err(CommandError::Input)?;
                 if self.cluster.configs.is_empty() {

@@ -2,10 +2,10 @@
 
 pub mod audit;
 mod child;
+mod configurations;
 pub mod doctor;
 mod elements;
 mod explain;
-mod installed;
 mod needless_exclusions;
 mod nodes;
 mod rules;

@@ -1,10 +1,11 @@
 //! The subject of a report: a pod with its namespace, from manifests or the cluster, and a configuration.
 
-use super::installed::{Files, combined};
+pub use super::configurations::{AppliedConf, ConfigurationOrigin, ConfigurationSource};
+use super::configurations::{Files, combined};
 use super::selected::{SelectedNetwork, missing_network, selected_definitions, selected_networks};
 use super::socket_lb::Product;
 use crate::cluster::{self, Definitions, Given, Lookup, ObjectRef, Objects};
-use crate::cni::{Code, Error, NetConf, configuration};
+use crate::cni::{Code, Error, NetConf};
 use crate::firewall::RuleFormat;
 use crate::inspect::terminal::first_of;
 use crate::networks::{InstalledNetwork, installed_network, runs_own_type};
@@ -13,9 +14,8 @@ use crate::pod::well_known::RESOURCE_NAME;
 use crate::pod::{Facts, Namespace, Pod};
 use crate::sub_plugins::executables;
 use serde::{Serialize, Serializer};
-use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::{self, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 /// Limit for the objects that a message lists.
 const MAX_LISTED: usize = 10;
@@ -43,114 +43,15 @@ pub struct Subject {
     pub socket_lb: Vec<&'static Product>,
 }
 
-/// Where the configuration of a report comes from.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct ConfigurationOrigin {
-    /// The kind of the source.
-    pub source: ConfigurationSource,
-    /// The files or objects with the configuration.
-    pub places: Vec<String>,
-    /// Why the configuration of the pod's node was not used, or may be incomplete.
-    pub reason: Option<String>,
-    /// To which pods the configuration of the command line applies.
-    #[serde(skip)]
-    pub applies: String,
-}
-
-/// The kind of the source of a configuration.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ConfigurationSource {
-    /// A file of the command line.
-    File,
-    /// The files that are installed on the pod's node.
-    Node,
-    /// The defaults of this program.
-    #[default]
-    BuiltIn,
-}
-
-impl ConfigurationOrigin {
-    /// Returns the origin of all configurations.
-    fn of(all: &[AppliedConf]) -> Self {
-        if let [one] = all {
-            return one.origin.clone();
-        }
-        let mut places: Vec<String> = all.iter().flat_map(|applied| applied.origin.places.clone()).collect();
-        places.dedup();
-        let is_of_node = all.iter().any(|applied| applied.origin.source == ConfigurationSource::Node);
-        let source = if is_of_node { ConfigurationSource::Node } else { ConfigurationSource::File };
-        let applies = "each applies as the runtime or Multus runs it".to_owned();
-        Self { source, places, reason: None, applies }
-    }
-
-    /// Returns which configuration is used, and why.
-    pub(super) fn text(&self) -> String {
-        let places = self.places.join(", ");
-        match (self.source, &self.reason) {
-            (ConfigurationSource::Node, _) => format!("installed on the node: {places}"),
-            (ConfigurationSource::File, _) => format!("{places}, given with --config; {}", self.applies),
-            (ConfigurationSource::BuiltIn, Some(why)) => format!("built-in defaults: {why}; use --config FILE"),
-            (ConfigurationSource::BuiltIn, None) => "built-in defaults, for every pod; use --config FILE".to_owned(),
-        }
-    }
-}
-
-/// A configuration, and to which pods it applies.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AppliedConf {
-    /// The configuration.
-    pub conf: NetConf,
-    /// Whether it applies only to pods that select its network.
-    pub as_attachment: bool,
-    /// Where it comes from.
-    pub origin: ConfigurationOrigin,
-    /// Its text, for definitions without a configuration; `None` for a built-in one.
-    pub text: Option<String>,
-}
-
-impl AppliedConf {
-    /// Parses a configuration file.
-    ///
-    /// A configuration list, a primary plugin, the stdin of a plugin in a list (which has `prevResult`) and a file in the
-    /// directory of its network's name (Multus's auxiliary chain) apply to every pod. Multus runs every other plugin for
-    /// the pods that select its network.
-    ///
-    /// # Errors
-    /// Those of [`configuration`].
-    pub fn parse(place: &Path, text: &[u8]) -> Result<Self, Error> {
-        let conf = configuration(place, text)?;
-        let is_list = serde_json::from_slice::<Value>(text).is_ok_and(|value| value.get("plugins").is_some());
-        let directory = path::absolute(place).ok().and_then(|place| Some(place.parent()?.file_name()?.to_owned()));
-        let in_chain = directory.is_some_and(|directory| directory == *conf.name);
-        let as_attachment = !is_list && !in_chain && conf.primary.is_none() && conf.prev_result.is_none();
-        let applies = match as_attachment {
-            true => format!("Multus runs it for pods that select network {}", conf.name),
-            false => "it applies to every pod".to_owned(),
-        };
-        let places = vec![place.display().to_string()];
-        let origin = ConfigurationOrigin { source: ConfigurationSource::File, places, reason: None, applies };
-        let text = Some(String::from_utf8_lossy(text).into_owned());
-        Ok(Self { conf, as_attachment, origin, text })
-    }
-}
-
-/// Returns a configuration that applies to every pod.
-impl From<NetConf> for AppliedConf {
-    fn from(conf: NetConf) -> Self {
-        Self { conf, as_attachment: false, origin: ConfigurationOrigin::default(), text: None }
-    }
-}
-
 /// The texts of manifests, each with the path that messages contain.
 #[derive(Debug)]
-pub struct ManifestTexts<'a> {
+pub struct ManifestTexts {
     /// Pods, their namespaces, and the definitions of their networks.
-    pub pods: (&'a Path, &'a str),
+    pub pods: (PathBuf, String),
     /// Namespaces of the pods; they take precedence.
-    pub namespace: Option<(&'a Path, &'a str)>,
+    pub namespace: Option<(PathBuf, String)>,
     /// Definitions of the pods' networks; they take precedence.
-    pub definitions: Vec<(&'a Path, &'a str)>,
+    pub definitions: Vec<(PathBuf, String)>,
 }
 
 /// Selects pods of manifests; by default all.
@@ -176,25 +77,25 @@ impl PodManifest {
     ///
     /// # Errors
     /// A text is malformed, no pod is selected, or the text for namespaces lacks the namespace of a selected pod.
-    pub fn read(texts: &ManifestTexts<'_>, selector: &PodSelector<'_>) -> Result<Self, Error> {
+    pub fn read(texts: &ManifestTexts, selector: &PodSelector<'_>) -> Result<Self, Error> {
         let namespace = selector.namespace.unwrap_or("default");
-        let read = |(place, text): (&Path, &str)| cluster::objects(place, text, namespace);
+        let read = |(place, text): &(PathBuf, String)| cluster::objects(place, text, namespace);
         let mut objects = Objects::default();
         for text in &texts.definitions {
-            objects.extend(Objects { pods: Vec::new(), others: Vec::new(), ..read(*text)? });
+            objects.extend(Objects { pods: Vec::new(), others: Vec::new(), ..read(text)? });
         }
-        let namespaces = texts.namespace.map(|text| Ok((text.0, read(text)?))).transpose()?;
-        let found = read(texts.pods)?;
+        let namespaces = texts.namespace.as_ref().map(read).transpose()?;
+        let found = read(&texts.pods)?;
         let is_selected = |given: &&Given| {
             selector.namespace.is_none_or(|namespace| given.pod.namespace == namespace)
                 && selector.name.is_none_or(|name| given.is_named(name))
         };
         let pods: Vec<Given> = found.pods.iter().filter(is_selected).cloned().collect();
-        let place = texts.pods.0.to_owned();
+        let place = texts.pods.0.clone();
         if pods.is_empty() {
             return Err(none_selected(&place, selector, &found));
         }
-        if let Some((place, namespaces)) = namespaces {
+        if let Some((namespaces, (place, _))) = namespaces.zip(texts.namespace.as_ref()) {
             check_namespaces(place, &namespaces, &pods, &found.namespaces)?;
             objects.extend(Objects { pods: Vec::new(), others: Vec::new(), ..namespaces });
         }
@@ -378,10 +279,11 @@ pub fn planned_format(subject: &Subject) -> PlannedFormat {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cni::configuration;
 
     fn read<'a>(text: &'a str, namespace: Option<&'a str>, selector: &PodSelector<'_>) -> Result<PodManifest, String> {
-        let namespace = namespace.map(|text| (Path::new("ns"), text));
-        let texts = ManifestTexts { pods: (Path::new("f"), text), namespace, definitions: Vec::new() };
+        let namespace = namespace.map(|text| ("ns".into(), text.to_owned()));
+        let texts = ManifestTexts { pods: ("f".into(), text.to_owned()), namespace, definitions: Vec::new() };
         PodManifest::read(&texts, selector).map_err(|error| error.msg)
     }
 

@@ -1,7 +1,6 @@
 //! Evaluates the sub-plugin chains that apply to a pod: the one of the configuration or, for a primary plugin, those of
 //! the pod's attachments. Also what excluded traffic lacks in the ambient mesh.
 
-use super::warnings::{ADD_FAILS, NOT_IN_CHAIN};
 use crate::cluster::ObjectRef;
 use crate::cni::{Block, Error, GLOBAL_NAMESPACE, NetConf, RuleFormat, SYSTEM_NAMESPACE};
 use crate::inspect::subject::{ConfigurationSource, Subject};
@@ -14,6 +13,11 @@ use crate::policy::{IdRange, Policy, TrafficOwner};
 use crate::sub_plugins::{
     self, ChainOutput, DecidedRequest, Note, Severity, SubPlugin, Warning, bypasses_inbound, labeled_by, skip_reason,
 };
+
+/// The code of a warning that an ADD would fail.
+pub(super) const ADD_FAILS: &str = "add-fails";
+/// The code of the warning about a request whose sub-plugin is not in the chain.
+pub(in crate::inspect) const NOT_IN_CHAIN: &str = "not-in-chain";
 
 const WITHOUT_FACTS: &str =
     "the configuration has no source of pod facts: the plugin uses the configuration alone, and ignores the pod";
@@ -141,20 +145,12 @@ impl<'a> Evaluation<'a> {
         if let Some(request) = output.rejected(&conf.bounds) {
             warn(ADD_FAILS, request.reason(), DecidedRequest::NEXT);
         }
-        let format = conf.rule_format.filter(|_| output.policy.redirect().is_some());
+        let is_iptables = conf.rule_format == Some(RuleFormat::Iptables) && output.policy.redirect().is_some();
         // xt_owner.c requires that the writer of a rule is in the user namespace of the network namespace.
-        if format == Some(RuleFormat::Iptables) && pod.has_own_users {
+        if is_iptables && pod.has_own_users {
             let what = "the pod has its own user namespace (hostUsers: false), in which the kernel refuses the redirection \
                         in format iptables";
             warn(ADD_FAILS, what.to_owned(), "set dialect to nftables, or remove it");
-        }
-        let executables = joined(sub_plugins::executables(&conf.chain).map(|(kind, _)| kind));
-        if format == Some(RuleFormat::Nftables) && !executables.is_empty() {
-            let what = format!(
-                "the redirection is in format nftables: iptables rules of {executables} can't exclude traffic from it"
-            );
-            let next = "set \"dialect\": \"iptables\", or use uid-exclude or dns-exclude instead of the executable";
-            warn("executable-beside-native-rules", what, next);
         }
         for Note { text, severity } in std::mem::take(&mut output.notes) {
             match (sub_plugins::missing_sub_plugin(&text), severity) {

@@ -1,12 +1,12 @@
 //! `explain`: what a configuration does with a pod's traffic, and why; for a primary plugin, also the pod's networks.
 
-use super::evaluation::{Evaluation, ambient_notes, evaluate, has_redirect};
+use super::evaluation::{ADD_FAILS, Evaluation, ambient_notes, evaluate, has_redirect};
 use super::exclusions::{
     ExcludedContainer, ExcludedTraffic, InitContainer, application_containers, excluded_containers, excluded_traffic,
     grouped, init_containers, sources_of, unowned,
 };
 use super::settings::{ExplainedGuard, Setting, settings, uncaptured};
-use super::warnings::{ADD_FAILS, usual_annotations, warnings};
+use super::warnings::{usual_annotations, warnings};
 use crate::cni::Error;
 use crate::inspect::elements::scope_text;
 use crate::inspect::selected::SelectedNetwork;

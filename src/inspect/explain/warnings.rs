@@ -1,7 +1,8 @@
 //! Warnings about a configuration or a pod that is valid, but hardly ever has the intended effect.
 
-use super::evaluation::Evaluation;
+use super::evaluation::{Evaluation, NOT_IN_CHAIN};
 use super::exclusions::{ContainerTraffic, ExcludedPart, InitContainer, application_containers, covers_everything};
+use crate::cni::{NetConf, RuleFormat};
 use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::inspect::terminal::joined;
 use crate::pod::well_known::{
@@ -15,11 +16,6 @@ use crate::policy::{
 use crate::sub_plugins::{self, SubPlugin, Warning};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
-
-/// The code of a warning that an ADD would fail.
-pub(super) const ADD_FAILS: &str = "add-fails";
-/// The code of the warning about a request whose sub-plugin is not in the chain.
-pub(in crate::inspect) const NOT_IN_CHAIN: &str = "not-in-chain";
 
 /// Warns about excluded addresses on a node whose socket load balancing replaces Services' addresses.
 fn addresses_of_services(subject: &Subject, policy: &Policy) -> Option<Warning> {
@@ -39,6 +35,18 @@ fn addresses_of_services(subject: &Subject, policy: &Policy) -> Option<Warning> 
     })
 }
 
+/// Warns about executables of the chain whose iptables rules can't exclude traffic from native rules.
+fn executables_beside_native_rules(conf: &NetConf) -> Option<Warning> {
+    let executables = joined(sub_plugins::executables(&conf.chain).map(|(kind, _)| kind));
+    (conf.rule_format == Some(RuleFormat::Nftables) && !executables.is_empty()).then(|| {
+        let what = format!(
+            "the redirection is in format nftables: iptables rules of {executables} can't exclude traffic from it"
+        );
+        let next = "set \"dialect\": \"iptables\", or use uid-exclude or dns-exclude instead of the executable";
+        Warning::new("executable-beside-native-rules", what, next)
+    })
+}
+
 /// Returns all warnings about the pod.
 pub(super) fn warnings(
     subject: &Subject,
@@ -47,7 +55,14 @@ pub(super) fn warnings(
     init_containers: &[InitContainer],
 ) -> Vec<Warning> {
     let containers = application_containers(&subject.facts.pod);
-    let mut all: Vec<Warning> = evaluations.iter().flat_map(|one| one.warnings.iter().cloned()).collect();
+    // The chain of another attachment can have the sub-plugin of a request.
+    let is_missing = |next: &str| {
+        let mut applied = evaluations.iter().filter(|one| one.result.is_ok());
+        applied.all(|one| one.warnings.iter().any(|warning| warning.next == next))
+    };
+    let of_configurations = evaluations.iter().flat_map(|one| one.warnings.iter().cloned());
+    let mut all: Vec<Warning> =
+        of_configurations.filter(|one| one.code != NOT_IN_CHAIN || is_missing(&one.next)).collect();
     all.extend(excluded_with_application(&containers, policy));
     all.extend(init_containers.iter().filter_map(excluded_after_proxy));
     all.extend(captured_too_early(init_containers, &containers, &subject.facts));
@@ -59,6 +74,7 @@ pub(super) fn warnings(
     if let Some(redirect) = policy.redirect() {
         all.extend(ranges_without_dns(redirect, policy));
         all.extend(ports_with_captured_dns(redirect, policy));
+        all.extend(executables_beside_native_rules(&subject.conf));
         all.extend(inbound_exclusion_without_effect(redirect));
     }
     if let (Some(namespace), false) = (&subject.facts.namespace, policy.is_empty()) {

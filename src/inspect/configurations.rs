@@ -1,15 +1,108 @@
-//! Several configurations, applied to a pod as the runtime and Multus do.
+//! The configurations of a report: where they come from, to which pods they apply, and several of them together, as the
+//! runtime and Multus apply them.
 
-use super::subject::{AppliedConf, ConfigurationOrigin, ConfigurationSource};
 use crate::cluster::{Definition, DefinitionQuery, Definitions, Lookup};
-use crate::cni::{CniCommand, Error, NetConf, NodeConf, PROGRAM};
+use crate::cni::{CniCommand, Error, NetConf, NodeConf, PROGRAM, configuration};
 use crate::plugin::node::{InstalledText, effective};
+use serde::Serialize;
+use serde_json::Value;
 use std::collections::BTreeMap;
+use std::path::{self, Path};
 
 /// A node where Multus runs the plugin: only the pod's attachments count.
 const MULTUS: &str = r#"{"cniVersion": "1.1.0", "name": "cluster", "type": "detour", "clusterNetwork": "cluster"}"#;
 
+/// Where the configuration of a report comes from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ConfigurationOrigin {
+    /// The kind of the source.
+    pub source: ConfigurationSource,
+    /// The files or objects with the configuration.
+    pub places: Vec<String>,
+    /// Why the configuration of the pod's node was not used, or may be incomplete.
+    pub reason: Option<String>,
+    /// To which pods the configuration of the command line applies.
+    #[serde(skip)]
+    pub applies: String,
+}
+
+/// The kind of the source of a configuration.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConfigurationSource {
+    /// A file of the command line.
+    File,
+    /// The files that are installed on the pod's node.
+    Node,
+    /// The defaults of this program.
+    #[default]
+    BuiltIn,
+}
+
+impl ConfigurationOrigin {
+    /// Returns the origin of all configurations.
+    pub(super) fn of(all: &[AppliedConf]) -> Self {
+        if let [one] = all {
+            return one.origin.clone();
+        }
+        let mut places: Vec<String> = all.iter().flat_map(|applied| applied.origin.places.clone()).collect();
+        places.dedup();
+        let is_of_node = all.iter().any(|applied| applied.origin.source == ConfigurationSource::Node);
+        let source = if is_of_node { ConfigurationSource::Node } else { ConfigurationSource::File };
+        let applies = "each applies as the runtime or Multus runs it".to_owned();
+        Self { source, places, reason: None, applies }
+    }
+
+    /// Returns which configuration is used, and why.
+    pub(super) fn text(&self) -> String {
+        let places = self.places.join(", ");
+        match (self.source, &self.reason) {
+            (ConfigurationSource::Node, _) => format!("installed on the node: {places}"),
+            (ConfigurationSource::File, _) => format!("{places}, given with --config; {}", self.applies),
+            (ConfigurationSource::BuiltIn, Some(why)) => format!("built-in defaults: {why}; use --config FILE"),
+            (ConfigurationSource::BuiltIn, None) => "built-in defaults, for every pod; use --config FILE".to_owned(),
+        }
+    }
+}
+
+/// A configuration, and to which pods it applies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AppliedConf {
+    /// The configuration.
+    pub conf: NetConf,
+    /// Whether it applies only to pods that select its network.
+    pub as_attachment: bool,
+    /// Where it comes from.
+    pub origin: ConfigurationOrigin,
+    /// Its text, for definitions without a configuration; `None` for a built-in one.
+    pub text: Option<String>,
+}
+
 impl AppliedConf {
+    /// Parses a configuration file.
+    ///
+    /// A configuration list, a primary plugin, the stdin of a plugin in a list (which has `prevResult`) and a file in the
+    /// directory of its network's name (Multus's auxiliary chain) apply to every pod. Multus runs every other plugin for
+    /// the pods that select its network.
+    ///
+    /// # Errors
+    /// Those of [`configuration`].
+    pub fn parse(place: &Path, text: &[u8]) -> Result<Self, Error> {
+        let conf = configuration(place, text)?;
+        let is_list = serde_json::from_slice::<Value>(text).is_ok_and(|value| value.get("plugins").is_some());
+        let directory = path::absolute(place).ok().and_then(|place| Some(place.parent()?.file_name()?.to_owned()));
+        let in_chain = directory.is_some_and(|directory| directory == *conf.name);
+        let as_attachment = !is_list && !in_chain && conf.primary.is_none() && conf.prev_result.is_none();
+        let applies = match as_attachment {
+            true => format!("Multus runs it for pods that select network {}", conf.name),
+            false => "it applies to every pod".to_owned(),
+        };
+        let places = vec![place.display().to_string()];
+        let origin = ConfigurationOrigin { source: ConfigurationSource::File, places, reason: None, applies };
+        let text = Some(String::from_utf8_lossy(text).into_owned());
+        Ok(Self { conf, as_attachment, origin, text })
+    }
+
     /// Returns a configuration that is installed on a node with the configuration `node`.
     ///
     /// # Errors
@@ -22,6 +115,13 @@ impl AppliedConf {
         let source = ConfigurationSource::Node;
         let origin = ConfigurationOrigin { source, places: vec![place], ..ConfigurationOrigin::default() };
         Ok(Self { as_attachment, conf: effective(node, path, text)?, origin, ..applied })
+    }
+}
+
+/// Returns a configuration that applies to every pod.
+impl From<NetConf> for AppliedConf {
+    fn from(conf: NetConf) -> Self {
+        Self { conf, as_attachment: false, origin: ConfigurationOrigin::default(), text: None }
     }
 }
 
