@@ -1,7 +1,7 @@
 //! The watches that fill the caches: a list in pages, then a watch that continues it.
 
 use super::cache::{Cache, Caches};
-use super::objects::WatchedKind;
+use super::objects::{Sent, WatchedKind};
 use crate::agent::metrics::Metrics;
 use crate::backoff::Backoff;
 use crate::cluster::{Api, Collection, Failure};
@@ -93,18 +93,18 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
     /// Applies the events of one watch, and updates the version at which the next one continues.
     async fn follow(&mut self, version: &mut String) -> Result<(), Failure> {
         let started = Instant::now();
-        let mut events = self.account.session()?.watch::<T::Sent>(&self.collection, version).await?;
+        let mut events = self.account.session()?.watch::<Sent<T>>(&self.collection, version).await?;
         // The API server has accepted the watch, and sends nothing until an object changes.
         self.set_synced(" again");
         while let Some(event) = events.try_next().await? {
             match event {
                 WatchEvent::Added(sent) | WatchEvent::Modified(sent) => {
-                    T::metadata(&sent).resource_version.clone_into(version);
+                    sent.metadata.resource_version.clone_into(version);
                     self.cache.add(sent);
                 }
                 WatchEvent::Deleted(sent) => {
-                    T::metadata(&sent).resource_version.clone_into(version);
-                    self.cache.remove(sent);
+                    sent.metadata.resource_version.clone_into(version);
+                    self.cache.remove(&sent.metadata);
                 }
                 WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
                 // The watch returns it as its error.
