@@ -10,7 +10,7 @@ use crate::agent::install::{Installed, NodeFiles};
 use crate::agent::metrics::Metrics;
 use crate::agent::pod_reports::PodReports;
 use crate::cgroup;
-use crate::cluster::agent::{MAX_FINDINGS, PodFinding, PoliciesReport};
+use crate::cluster::agent::{MAX_FINDINGS, PodFinding, PoliciesReport, PolicyCounts};
 use crate::cluster::{Api, Event};
 use crate::host_path::{HostPath, HostRoot};
 use crate::plugin::running::{self, Sandboxes};
@@ -339,7 +339,7 @@ impl PodReconciler {
         }
         let [current, rejected, failed, none, outside] = counts;
         self.tools.metrics.pods(counts);
-        Some(PoliciesReport { current, rejected, failed, none, outside, ..report })
+        Some(PoliciesReport { counts: PolicyCounts { current, rejected, failed, none, outside }, ..report })
     }
 
     /// Returns a report without pods.
