@@ -96,7 +96,7 @@ fn a_pod_keeps_its_guard_if_its_author_turns_the_injection_off_later() {
         // Nothing else changes with it, so wait for a comparison.
         pause();
         scene.wait_for_counts([1, 0, 0, 0]);
-        check_until(api, &pod, || scene.report().current == 1);
+        check_until(api, &pod, || scene.report().counts.current == 1);
         assert!(has_guard(&pod));
         pod.unset("sidecar.istio.io/status");
         publish(api, &pod);

@@ -7,7 +7,7 @@ use crate::live_policy::node::{self, Node, id};
 use crate::support::health::fetch;
 use crate::support::node_pod::NodePod;
 pub(crate) use crate::support::wait::{DEADLINE, pause, until};
-use detour_cni::cluster::agent::{PoliciesReport, pod_policies};
+use detour_cni::cluster::agent::{PoliciesReport, PolicyCounts, pod_policies};
 use serde_json::{Value, json};
 use std::fs;
 use std::ops::Deref;
@@ -109,7 +109,8 @@ impl Scene<'_> {
         let deadline = Instant::now() + DEADLINE;
         while Instant::now() < deadline {
             last = self.report();
-            if [last.current, last.rejected, last.failed, last.none] == expected {
+            let PolicyCounts { current, rejected, failed, none, .. } = last.counts;
+            if [current, rejected, failed, none] == expected {
                 return last;
             }
             pause();

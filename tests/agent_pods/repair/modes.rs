@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::Builder;
 
 #[test]
 fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
@@ -268,7 +268,7 @@ fn node(taints: &Value) -> (impl Fn(&Request) -> Answer + Send + Sync + 'static,
 /// Starts the task of the taint.
 fn start_taint(scene: &Scene<'_>) -> TaintController {
     let account = scene.account();
-    on_event_loop(|| TaintController::start(account.on(Handle::current()), "node-1".into(), KEY.into()))
+    on_event_loop(|| TaintController::start(account.for_tasks(), "node-1".into(), KEY.into()))
 }
 
 #[test]
