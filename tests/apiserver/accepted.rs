@@ -1,4 +1,5 @@
-//! The API server accepts every field of the shipped manifests, and the agent writes only to mounted volumes.
+//! The API server accepts every field of the shipped manifests, the agent writes only to mounted volumes, and the admission
+//! policy knows every annotation of Istio.
 
 use crate::control_plane::ControlPlane;
 use crate::node::{OWN_LIST, on_a_node};
@@ -180,5 +181,41 @@ fn the_agent_writes_only_to_mounted_volumes() {
             let written = node.read(conf);
             assert!(written.contains("\"uid-exclude\"") && written.contains("1337"), "{written}");
         });
+    }
+}
+
+/// Each annotation that Istio defines excludes traffic, prevents injection, or does neither. A new one must be decided.
+#[test]
+fn the_policy_knows_every_annotation_of_istio() {
+    const TRAFFIC: [&str; 10] = [
+        "ambient.istio.io/bypass-inbound-capture",
+        "istio.io/reroute-virtual-interfaces",
+        "sidecar.istio.io/interceptionMode",
+        "traffic.sidecar.istio.io/excludeInboundPorts",
+        "traffic.sidecar.istio.io/excludeInterfaces",
+        "traffic.sidecar.istio.io/excludeOutboundIPRanges",
+        "traffic.sidecar.istio.io/excludeOutboundPorts",
+        "traffic.sidecar.istio.io/includeInboundPorts",
+        "traffic.sidecar.istio.io/includeOutboundIPRanges",
+        "traffic.sidecar.istio.io/kubevirtInterfaces",
+    ];
+    const INJECTION: [&str; 2] = ["inject.istio.io/templates", "sidecar.istio.io/inject"];
+    // They add to what is captured, configure the proxy itself, or belong to other objects than pods. Istio captures DNS
+    // for names, not for authorization.
+    const OTHERS: &str = include_str!("../golden/istio-annotations.txt");
+    let module = include_str!("../injector/go.mod").lines().find_map(|line| line.trim().strip_prefix("istio.io/api "));
+    let file = format!("target/tools/istio-annotations-{}.go", module.expect("a version"));
+    let source = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}: run hack/test.sh"));
+    let names = source.lines().filter_map(|line| line.trim().strip_prefix("Name:")?.trim().split('"').nth(1));
+    let mut unknown: Vec<&str> = names
+        .filter(|name| !TRAFFIC.contains(name) && !INJECTION.contains(name) && !OTHERS.lines().any(|it| it == *name))
+        .collect();
+    unknown.sort_unstable();
+    assert_eq!(unknown, [""; 0], "decide whether they exclude traffic: admission-policy-istio.yaml");
+    let policy = include_str!("../../manifests/chart/templates/admission-policy-istio.yaml");
+    for name in TRAFFIC.into_iter().chain(INJECTION) {
+        let key = name.trim_start_matches("traffic.sidecar.istio.io/include");
+        assert!(policy.contains(name) || policy.contains(&format!("include{key}")), "{name}");
+        assert!(source.contains(&format!("\"{name}\"")), "{name}: Istio removed it");
     }
 }

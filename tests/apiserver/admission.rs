@@ -476,39 +476,3 @@ fn istios_own_ways_around_the_sidecar_are_rejected_if_the_values_list_them() {
     assert_eq!(debug(7), Ok(()));
     assert_eq!(verdict(admin.merge(&good, &json!({"metadata": {"labels": {"a": "b"}}}))), Ok(()));
 }
-
-/// Each annotation that Istio defines excludes traffic, prevents injection, or does neither. A new one must be decided.
-#[test]
-fn the_policy_knows_every_annotation_of_istio() {
-    const TRAFFIC: [&str; 10] = [
-        "ambient.istio.io/bypass-inbound-capture",
-        "istio.io/reroute-virtual-interfaces",
-        "sidecar.istio.io/interceptionMode",
-        "traffic.sidecar.istio.io/excludeInboundPorts",
-        "traffic.sidecar.istio.io/excludeInterfaces",
-        "traffic.sidecar.istio.io/excludeOutboundIPRanges",
-        "traffic.sidecar.istio.io/excludeOutboundPorts",
-        "traffic.sidecar.istio.io/includeInboundPorts",
-        "traffic.sidecar.istio.io/includeOutboundIPRanges",
-        "traffic.sidecar.istio.io/kubevirtInterfaces",
-    ];
-    const INJECTION: [&str; 2] = ["inject.istio.io/templates", "sidecar.istio.io/inject"];
-    // They add to what is captured, configure the proxy itself, or belong to other objects than pods. Istio captures DNS
-    // for names, not for authorization.
-    const OTHERS: &str = include_str!("../golden/istio-annotations.txt");
-    let module = include_str!("../injector/go.mod").lines().find_map(|line| line.trim().strip_prefix("istio.io/api "));
-    let file = format!("target/tools/istio-annotations-{}.go", module.expect("a version"));
-    let source = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}: run hack/test.sh"));
-    let names = source.lines().filter_map(|line| line.trim().strip_prefix("Name:")?.trim().split('"').nth(1));
-    let mut unknown: Vec<&str> = names
-        .filter(|name| !TRAFFIC.contains(name) && !INJECTION.contains(name) && !OTHERS.lines().any(|it| it == *name))
-        .collect();
-    unknown.sort_unstable();
-    assert_eq!(unknown, [""; 0], "decide whether they exclude traffic: admission-policy-istio.yaml");
-    let policy = include_str!("../../manifests/chart/templates/admission-policy-istio.yaml");
-    for name in TRAFFIC.into_iter().chain(INJECTION) {
-        let key = name.trim_start_matches("traffic.sidecar.istio.io/include");
-        assert!(policy.contains(name) || policy.contains(&format!("include{key}")), "{name}");
-        assert!(source.contains(&format!("\"{name}\"")), "{name}: Istio removed it");
-    }
-}

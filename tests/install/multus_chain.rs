@@ -1,8 +1,9 @@
-//! `--multus-chain`: the plugin's file in the directory of Multus's auxiliary chain, beside files of other tools.
+//! `--multus-chain`: the plugin's file in the directory of Multus's auxiliary chain, beside files of other tools; the list
+//! that Multus calls.
 
 use crate::agent_process::{Agent, SETTLED};
-use crate::scene::{CALICO, Scene};
-use serde_json::json;
+use crate::scene::{CALICO, LIST, Scene};
+use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
@@ -176,4 +177,42 @@ fn the_agent_writes_the_file_again_and_reports_files_of_other_tools() {
     fs::remove_file(scene.path(FOREIGN)).expect("removed");
     agent.wait_for_log("the plugin is ready on this node");
     assert_eq!(invalid(), Some(0.0));
+}
+
+/// Thin Multus copies the cluster network into its own configuration.
+#[test]
+fn the_list_that_multus_calls_gets_the_entry() {
+    let multus = |keys: Value| {
+        let mut conf = json!({"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus"});
+        conf.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+        conf.to_string()
+    };
+    let calico: Value = serde_json::from_str(CALICO).expect("JSON");
+    let scene = Scene::with("embedded", "10-calico.conflist", CALICO);
+    scene.write("etc/cni/net.d/00-multus.conf", &multus(json!({"delegates": [calico]})));
+    for own_list in ["--own-list=false", "--own-list=true"] {
+        scene.reports(
+            1,
+            "install",
+            &[own_list],
+            &[
+                "the key delegates of /etc/cni/net.d/00-multus.conf: ",
+                "restart Multus, which then copies /etc/cni/net.d/10-calico.conflist",
+            ],
+        );
+    }
+    scene.write("etc/cni/net.d/00-multus.conf", &multus(json!({"delegates": [scene.json(LIST)]})));
+    scene.ok("install", &[]);
+
+    // A path or a name selects another list than the first one.
+    for network in ["/host/etc/cni/net.d/20-other.conflist", "other"] {
+        let scene = Scene::with("called", "10-calico.conflist", CALICO);
+        scene.write("etc/cni/net.d/20-other.conflist", &CALICO.replace("k8s-pod-network", "other"));
+        scene.write("etc/cni/net.d/00-multus.conf", &multus(json!({"clusterNetwork": network})));
+        scene.ok("install", &[]);
+        assert_eq!(scene.read(LIST), CALICO);
+        assert!(scene.read("etc/cni/net.d/20-other.conflist").contains("\"detour\""));
+        scene.write("etc/cni/net.d/00-multus.conf", &multus(json!({"clusterNetwork": "/run/multus/10-x.conflist"})));
+        scene.reports(1, "install", &[], &["00-multus.conf calls /run/multus/10-x.conflist; set --conf-dir"]);
+    }
 }
