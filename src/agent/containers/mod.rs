@@ -296,7 +296,7 @@ impl Slot {
         let why =
             format!("the pod's rules were not changed within {} ms; the agent retries", START_TIMEOUT.as_millis());
         let is_late = |(since, name): &&(Instant, String)| {
-            since.elapsed() > START_TIMEOUT && excluded.policy().container_scope(name).is_some()
+            since.elapsed() > START_TIMEOUT && excluded.policy.container_scope(name).is_some()
         };
         self.awaited.iter().filter(is_late).for_each(|(_, name)| self.captures.add(name, &why));
         self.captures.create_events(reports);

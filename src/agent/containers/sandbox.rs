@@ -168,7 +168,7 @@ impl Sandbox {
     }
 
     fn excludes(&self, name: &str) -> bool {
-        self.excluded.as_ref().is_some_and(|excluded| excluded.policy().container_scope(name).is_some())
+        self.excluded.as_ref().is_some_and(|excluded| excluded.policy.container_scope(name).is_some())
     }
 
     /// Returns the excluded containers that run.
@@ -316,7 +316,7 @@ impl Sandbox {
         let Some(excluded) = self.excluded.clone() else { return Ok(()) };
         // Others wait only for the saved state.
         let others =
-            self.containers.values_mut().filter(|one| excluded.policy().container_scope(&one.reported.name).is_none());
+            self.containers.values_mut().filter(|one| excluded.policy.container_scope(&one.reported.name).is_none());
         for container in others {
             container.answer(&tools.metrics);
         }
@@ -434,13 +434,13 @@ impl Sandbox {
         let bypassing = self.bypassing.clone().or(failed).filter(|_| self.excluding_since >= Some(since));
         let (Some(bypassing), Some(excluded)) = (bypassing, self.excluded.clone()) else { return };
         let why = format!("the agent is not registered at the container runtime: {why}");
-        let captured = excluded.policy().containers.iter().filter(|one| !bypassing.contains(&one.name));
+        let captured = excluded.policy.containers.iter().filter(|one| !bypassing.contains(&one.name));
         captured.for_each(|one| self.captures.add(&one.name, &why));
     }
 
     /// Returns the elements that the sets must have; `None` while a container's control group is unknown.
     pub(super) fn expected(&self) -> Option<Vec<BypassingContainer>> {
-        let policy = self.excluded.as_ref()?.policy();
+        let policy = &self.excluded.as_ref()?.policy;
         let element = |container: &Container| {
             let ContainerState::Bypassing(group) = &container.state else { return None };
             let NriContainer { name, id, .. } = container.reported.clone();

@@ -1,6 +1,5 @@
 //! The call of a primary plugin, and an invocation: one network to add to a pod, or plugins that are chained to the default network's result.
 
-use crate::cluster::{self, Cluster};
 use crate::cni::result::AddResult;
 use crate::cni::{CniCommand, Error, NetConf, Primary, Request};
 use crate::delegate::{Call, Executables};
@@ -34,12 +33,6 @@ impl PrimaryCall<'_> {
     /// Returns the call as it is forwarded to delegates, before the changes for each of them.
     pub(super) fn delegate_call(&self) -> Call {
         Call::forward(self.request, self.conf)
-    }
-
-    /// Returns the source of pods and definitions: the configured one, otherwise the API server that the environment
-    /// of this process names. `None` if there is neither.
-    pub(super) fn cluster(&self) -> Option<Box<dyn Cluster>> {
-        cluster::source_or_in_cluster(&self.conf.kubernetes)
     }
 
     /// Returns the store of the pod's saved state, in `cniDir`.
@@ -141,11 +134,6 @@ impl Invocation {
         {
             tracing::warn!("{}: file not removed: {}: {error}", self.label(), file.display());
         }
-    }
-
-    /// Returns the invocation chained to the default network, whose interface is `interface`.
-    pub(super) fn chained_to(self, interface: &str) -> Self {
-        Self { is_chained: true, interface: interface.to_owned(), ..self }
     }
 
     /// Returns the executables of a sub-plugin chain as a configuration list, chained to the default network; `None` if

@@ -5,7 +5,7 @@ use super::invocation::PrimaryCall;
 use crate::cluster::{Cluster, DefinitionQuery, Definitions, Lookup, Reports};
 use crate::cni::{Code, Error, NetConf, NodeConf, PROGRAM, Primary};
 use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration, auxiliary_chain, beside, resolve};
-use crate::plugin::evaluation::LazyPod;
+use crate::plugin::evaluation::{LazyPod, is_agent};
 use crate::pod::Pod;
 use crate::wait;
 use std::cell::OnceCell;
@@ -62,14 +62,27 @@ fn govern(
     Ok(())
 }
 
-/// Whether the configuration has a single plugin, which runs in this process.
-pub(super) fn runs_in_process(primary: &Primary, configuration: &RunnableConfiguration) -> bool {
-    is_one_of(&primary.in_process_types, configuration)
+/// How a network is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NetworkRunner {
+    /// By executables, with its own interface.
+    Delegate,
+    /// In this process.
+    Here,
+    /// By an executable, on the default network's result.
+    Chain,
 }
 
-/// Whether the configuration has a single plugin, of one of these types.
-pub(super) fn is_one_of(types: &[String], configuration: &RunnableConfiguration) -> bool {
-    configuration.plugins.len() == 1 && configuration.types().all(|own| types.iter().any(|kind| kind == own))
+impl NetworkRunner {
+    /// Returns how a network is run. Its type decides only if the network has a single plugin.
+    pub(super) fn of(primary: &Primary, configuration: &RunnableConfiguration) -> Self {
+        let has = |types: &[String], kind: &str| types.iter().any(|one| one == kind);
+        match configuration.plugins.as_slice() {
+            [plugin] if has(&primary.in_process_types, plugin.kind()) => Self::Here,
+            [plugin] if has(&primary.chain_types, plugin.kind()) => Self::Chain,
+            _ => Self::Delegate,
+        }
+    }
 }
 
 /// Returns the plugins of Multus's auxiliary chain, which runs after the `position` networks of a pod: those that run in
@@ -92,7 +105,7 @@ pub(super) fn auxiliary_networks(
     };
     let (mut in_process, mut others) = (Vec::new(), Vec::new());
     for (file, mut configuration) in auxiliary_chain(directory, &conf.cni_version)? {
-        if runs_in_process(primary, &configuration) {
+        if NetworkRunner::of(primary, &configuration) == NetworkRunner::Here {
             let name = format!("{chain}/{}", file.file_name().unwrap_or_default().to_string_lossy());
             let mut warnings = Vec::new();
             govern(conf, primary, &name, &mut configuration, &mut warnings)?;
@@ -128,7 +141,7 @@ pub(super) fn networks_of(
     pod: &LazyPod<'_>,
     annotated: Option<&Pod>,
 ) -> Result<PodNetworks, Error> {
-    if pod.is_agent() {
+    if is_agent(call.conf, pod.reference) {
         // The agent makes the API server reachable for this plugin, so the API is used only if the files do not suffice.
         return call.common_networks(None).or_else(|error| match pod.cluster() {
             Some(cluster) => call.common_networks(Some(cluster)),

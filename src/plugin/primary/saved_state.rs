@@ -3,7 +3,7 @@
 //! same plugins.
 
 use super::invocation::{Invocation, PrimaryCall};
-use super::networks::runs_in_process;
+use super::networks::NetworkRunner;
 use crate::cni::Error;
 use crate::netns::NetNs;
 use crate::networks::RunnableConfiguration;
@@ -81,15 +81,6 @@ struct Delegate {
     configuration: String,
 }
 
-/// The cached result of a network (libcni, `cachedInfo`).
-#[derive(Default, Deserialize)]
-struct CachedResult {
-    #[serde(default)]
-    result: Option<Value>,
-    #[serde(default, rename = "capabilityArgs")]
-    runtime_config: Option<Map<String, Value>>,
-}
-
 impl MultusRecord {
     /// Reads the record of the call's pod in `cniDir`, or in Multus's default directory; `None` if it is missing or
     /// can't be used.
@@ -132,20 +123,21 @@ impl MultusRecord {
             ("", _) => format!("net{position}"),
             (requested, _) => requested.to_owned(),
         };
-        if runs_in_process(call.primary, &configuration) {
+        if NetworkRunner::of(call.primary, &configuration) == NetworkRunner::Here {
             self.attachments.push(Attachment { container_id: container_id.clone(), network, ifname });
             return Ok(());
         }
+        // The network's cached result (libcni, `cachedInfo`).
         let cached = directory.join("results").join(format!("{network}-{container_id}-{ifname}"));
-        let found = read_trusted(&cached, MAX_BYTES).ok().and_then(|text| serde_json::from_slice(&text).ok());
-        let CachedResult { result, runtime_config } = found.unwrap_or_default();
+        let found = read_trusted(&cached, MAX_BYTES).ok().and_then(|text| serde_json::from_slice::<Value>(&text).ok());
+        let found = found.unwrap_or_default();
         self.saved.invocations.push(Invocation {
             name: network,
             interface: ifname,
             conf: text,
-            runtime_config: runtime_config.unwrap_or_default(),
+            runtime_config: found["capabilityArgs"].as_object().cloned().unwrap_or_default(),
             cni_args: call.request.args_text.clone(),
-            result,
+            result: Some(found["result"].clone()).filter(|result| !result.is_null()),
             ..Invocation::default()
         });
         self.files.push(cached);

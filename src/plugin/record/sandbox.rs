@@ -81,32 +81,9 @@ impl SandboxRecord {
         }
     }
 
-    /// Reads these keys in the record of an attachment; `None` if it is missing or damaged.
-    ///
-    /// # Errors
-    /// The record can't be read now.
-    pub(in crate::plugin) fn of_attachment(store: &Store, attachment: &Attachment) -> Result<Option<Self>, Error> {
-        unless_damaged(store.read_part(attachment))
-    }
-
     /// Returns the path and the identity of the network namespace.
     pub(in crate::plugin) fn location(self) -> Option<(PathBuf, NetnsId)> {
         self.netns_path.zip(self.netns_id)
-    }
-
-    /// Reads the location of an attachment's network namespace: from its record, or without rules from the record of the
-    /// pod sandbox. Returns `None` if both are missing or damaged.
-    ///
-    /// # Errors
-    /// A record can't be read now.
-    pub(in crate::plugin) fn location_of(
-        store: &Store,
-        attachment: &Attachment,
-    ) -> Result<Option<(PathBuf, NetnsId)>, Error> {
-        match Self::of_attachment(store, attachment)?.and_then(Self::location) {
-            Some(found) => Ok(Some(found)),
-            None => Ok(Self::read(store, &attachment.container_id)?.and_then(Self::location)),
-        }
     }
 
     /// Reads the record of a pod sandbox, or of 0.2.0 the newest of its attachments; `None` if there are none, or all are
@@ -119,7 +96,7 @@ impl SandboxRecord {
         if newest.is_none() {
             // Other programs may have files in the directory.
             for attachment in store.attachments_of(container_id).unwrap_or_default() {
-                let found = Self::of_attachment(store, &attachment)?;
+                let found = unless_damaged(store.read_part(&attachment))?;
                 newest = newest.into_iter().chain(found).max_by_key(|record| record.added_since_boot);
             }
         }
@@ -161,7 +138,8 @@ impl SandboxRecord {
         attachment: &Attachment,
         netns: &NetNs,
     ) -> Result<bool, Error> {
-        if Self::location_of(store, attachment)?.is_some_and(|(_, own)| own != netns.id()) {
+        let own = Self::find(store, &attachment.container_id)?.and_then(|own| own.netns_id);
+        if own.is_some_and(|own| own != netns.id()) {
             return Ok(true);
         }
         let (all, is_own) = (Self::all_of(store, netns)?, |id: &String| *id == attachment.container_id);
@@ -177,8 +155,8 @@ impl SandboxRecord {
     }
 }
 
-/// Returns what was read; `None` for a damaged record.
-fn unless_damaged<T>(read: Result<Option<T>, Error>) -> Result<Option<T>, Error> {
+/// Returns what was read; `None` for a damaged record, which is logged.
+pub(in crate::plugin) fn unless_damaged<T>(read: Result<Option<T>, Error>) -> Result<Option<T>, Error> {
     match read {
         Err(error) if error.code == Code::State => {
             tracing::debug!("{error}");
@@ -220,7 +198,7 @@ mod tests {
         assert!(is_of_another());
         claim("own", netns.id());
         assert!(!is_of_another(), "it was added later");
-        let location = SandboxRecord::location_of(&store, &attachment("own")).expect("readable");
+        let location = SandboxRecord::find(&store, "own").expect("readable").and_then(SandboxRecord::location);
         assert_eq!(location, Some((netns.path().to_owned(), netns.id())), "of an attachment without rules");
         assert_eq!(SandboxRecord::owner(&store, &netns).expect("readable").as_deref(), Some("own"));
     }

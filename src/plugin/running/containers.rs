@@ -28,7 +28,8 @@ pub struct RunningContainer {
 pub struct ExcludedContainers {
     /// The path of its network namespace; `None` if no record has one.
     netns: Option<(PathBuf, NetnsId)>,
-    policy: Policy,
+    /// A policy with the excluded containers of its attachments.
+    pub policy: Policy,
 }
 
 /// What is known about the pod's containers.
@@ -72,12 +73,6 @@ impl ExcludedContainers {
         let containers: BTreeSet<_> = parts.into_iter().flat_map(|part| part.policy.containers).collect();
         let policy = Policy { containers, ..Policy::default() };
         Ok((!policy.containers.is_empty()).then(|| Self { netns: shared.location(), policy }))
-    }
-
-    /// Returns a policy with the excluded containers of the sandbox's attachments.
-    #[must_use]
-    pub const fn policy(&self) -> &Policy {
-        &self.policy
     }
 
     /// Makes the sets match the observed containers. Takes no lock: it never waits for a call of the plugin.
@@ -153,39 +148,30 @@ impl ElementPlan {
             plan.add.push(element);
         }
         for element in live {
-            plan.examine(element, policy, observed, wanted);
+            if plan.add.iter().any(|new| new.has_key_of(element)) {
+                // The transaction replaces the element.
+                continue;
+            }
+            let is_of =
+                |id: &str| element.container.as_ref().is_some_and(|it| *it == ContainerLabel::new(&it.name, id));
+            let running = observed.running.iter().find(|container| is_of(&container.id));
+            let has_ended = running.is_none() && (observed.complete || observed.exited.iter().any(|id| is_of(id)));
+            let scope = element.container.as_ref().and_then(|label| policy.container_scope(&label.name));
+            let stays = match running {
+                Some(container) => wanted(container).as_ref() == Some(element),
+                None => !has_ended && scope.is_some_and(|scope| scope >= element.scope),
+            };
+            if stays {
+                continue;
+            }
+            plan.remove.push(element.clone());
+            if has_ended {
+                plan.changes.removed += 1;
+            } else if running.is_none() {
+                plan.add.extend(scope.map(|scope| ContainerElement { scope, ..element.clone() }));
+            }
         }
         plan
-    }
-
-    /// Decides whether a live element stays.
-    fn examine(
-        &mut self,
-        element: &ContainerElement,
-        policy: &Policy,
-        observed: ObservedContainers<'_>,
-        wanted: impl Fn(&RunningContainer) -> Option<ContainerElement>,
-    ) {
-        if self.add.iter().any(|new| new.has_key_of(element)) {
-            // The transaction replaces the element.
-            return;
-        }
-        let is_of =
-            |id: &str| element.container.as_ref().is_some_and(|label| *label == ContainerLabel::new(&label.name, id));
-        if let Some(container) = observed.running.iter().find(|container| is_of(&container.id)) {
-            if wanted(container).as_ref() != Some(element) {
-                self.remove.push(element.clone());
-            }
-        } else if observed.complete || observed.exited.iter().any(|id| is_of(id)) {
-            self.remove.push(element.clone());
-            self.changes.removed += 1;
-        } else {
-            let scope = element.container.as_ref().and_then(|label| policy.container_scope(&label.name));
-            if scope.is_none_or(|scope| scope < element.scope) {
-                self.add.extend(scope.map(|scope| ContainerElement { scope, ..element.clone() }));
-                self.remove.push(element.clone());
-            }
-        }
     }
 }
 

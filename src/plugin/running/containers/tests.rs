@@ -76,7 +76,7 @@ impl Sandbox {
     fn error(&self, root: &HostRoot) -> Error {
         let found = ExcludedContainers::find_in(&self.store(), SANDBOX).expect("readable");
         let found = found.expect("excluded containers");
-        assert_eq!(found.policy().containers.len(), 1);
+        assert_eq!(found.policy.containers.len(), 1);
         found.reconcile(root, ObservedContainers::default()).expect_err("no network namespace")
     }
 
