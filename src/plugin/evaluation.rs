@@ -121,7 +121,7 @@ impl<'a> LazyPod<'a> {
         let fetched = self.fetch(source, pod_ref, with_namespace);
         fetched.inspect_err(|error| drop(self.unavailable.set(error.clone())))?;
         let pod = self.fetched.get().cloned().unwrap_or_default();
-        Ok(Facts { pod, namespace: self.namespace.get().cloned() })
+        Ok(Facts { pod, namespace: self.namespace.get().filter(|_| with_namespace).cloned() })
     }
 
     fn fetch(&self, source: &dyn Cluster, pod_ref: &PodRef, with_namespace: bool) -> Result<(), Error> {

@@ -3,13 +3,12 @@
 //! from the saved state, without the cluster.
 
 mod add;
-mod invocation;
+pub(crate) mod invocation;
 mod networks;
 mod plan;
-pub(crate) mod saved_state;
 
+pub use invocation::NetworkRunner;
 pub(super) use invocation::PrimaryCall;
-pub use networks::NetworkRunner;
 pub use plan::{InProcessAttachment, Preview, UNREAD, preview, united};
 
 use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, Request, ValidAttachment};
@@ -19,10 +18,9 @@ use crate::plugin::evaluation::source_of;
 use crate::plugin::record::{SandboxRecord, read_to_remove};
 use crate::plugin::{check, del, status};
 use crate::state::{Attachment, ROOT, Store};
-use invocation::Invocation;
+use invocation::{Invocation, MultusRecord, SavedState};
 use networks::require_ready;
 use plan::AddPlan;
-use saved_state::{MultusRecord, SavedState};
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -153,7 +151,7 @@ fn remove_stale(call: &PrimaryCall<'_>, attachment: &Attachment, saved: Option<S
         container_id: attachment.container_id.clone(),
         ifname: attachment.ifname.clone(),
         netns: SandboxRecord::find(&Store::new(ROOT), &attachment.container_id)?
-            .and_then(|it| it.location())
+            .and_then(SandboxRecord::location)
             .map(|(path, _)| path),
         ..call.request.clone()
     };

@@ -1,7 +1,7 @@
 //! The networks of a pod, with their configurations, and the readiness file of the cluster's network. Users of the cluster
 //! write network definitions, so keys that belong to the node's administrator are replaced in them.
 
-use super::invocation::PrimaryCall;
+use super::invocation::{NetworkRunner, PrimaryCall};
 use crate::cluster::{Cluster, DefinitionQuery, Definitions, Lookup, Reports};
 use crate::cni::{Code, Error, NetConf, NodeConf, PROGRAM, Primary};
 use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration, auxiliary_chain, beside, resolve};
@@ -60,29 +60,6 @@ fn govern(
         *configuration = governed;
     }
     Ok(())
-}
-
-/// How a network is run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NetworkRunner {
-    /// By executables, with its own interface.
-    Delegate,
-    /// In this process.
-    Here,
-    /// By an executable, on the default network's result.
-    Chain,
-}
-
-impl NetworkRunner {
-    /// Returns how a network is run. Its type decides only if the network has a single plugin.
-    pub(super) fn of(primary: &Primary, configuration: &RunnableConfiguration) -> Self {
-        let has = |types: &[String], kind: &str| types.iter().any(|one| one == kind);
-        match configuration.plugins.as_slice() {
-            [plugin] if has(&primary.in_process_types, plugin.kind()) => Self::Here,
-            [plugin] if has(&primary.chain_types, plugin.kind()) => Self::Chain,
-            _ => Self::Delegate,
-        }
-    }
 }
 
 /// Returns the plugins of Multus's auxiliary chain, which runs after the `position` networks of a pod: those that run in

@@ -4,9 +4,8 @@
 //! [`preview`] makes the same plan for a pod without a call: it runs nothing and reads nothing on the node. The policy of a
 //! pod is that of all attachments that run in this process, together with the node's own sub-plugins.
 
-use super::invocation::{Invocation, PrimaryCall};
-use super::networks::{NetworkRunner, auxiliary_networks, pod_networks};
-use super::saved_state::SavedState;
+use super::invocation::{Invocation, NetworkRunner, PrimaryCall, SavedState};
+use super::networks::{auxiliary_networks, pod_networks};
 use crate::cluster::Definitions;
 use crate::cni::{
     Block, CniCommand, Code, DefaultNetwork, Error, NetConf, NetworkName, Primary, RuleFormat, at_most,
