@@ -31,7 +31,7 @@ pub(super) fn run_gc(conf: &NetConf) -> Result<(), Error> {
         *network == conf.name && !valid.iter().any(|one| (&one.container_id, &one.ifname) == (container_id, ifname))
     };
     let remove_stale = |attachment: &Attachment| {
-        let recorded = SandboxRecord::find(&store, &attachment.container_id)?.and_then(SandboxRecord::location);
+        let recorded = SandboxRecord::location_of(&store, attachment)?;
         let netns = recorded.map_or(Ok(None), |(path, _)| NetNs::open(&path))?;
         remove(&store, attachment, netns.as_ref())?;
         tracing::info!("removed the stale {attachment}");

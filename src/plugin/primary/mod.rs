@@ -150,9 +150,7 @@ fn remove_stale(call: &PrimaryCall<'_>, attachment: &Attachment, saved: Option<S
         command: CniCommand::Del,
         container_id: attachment.container_id.clone(),
         ifname: attachment.ifname.clone(),
-        netns: SandboxRecord::find(&Store::new(ROOT), &attachment.container_id)?
-            .and_then(SandboxRecord::location)
-            .map(|(path, _)| path),
+        netns: SandboxRecord::location_of(&Store::new(ROOT), attachment)?.map(|(path, _)| path),
         ..call.request.clone()
     };
     del(&PrimaryCall { request: &request, ..*call })?;

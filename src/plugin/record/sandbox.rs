@@ -86,6 +86,21 @@ impl SandboxRecord {
         self.netns_path.zip(self.netns_id)
     }
 
+    /// Reads the location of an attachment's network namespace: from its record, or without rules from the record of the
+    /// pod sandbox. Returns `None` if both are missing or damaged.
+    ///
+    /// # Errors
+    /// A record can't be read now.
+    pub(in crate::plugin) fn location_of(
+        store: &Store,
+        attachment: &Attachment,
+    ) -> Result<Option<(PathBuf, NetnsId)>, Error> {
+        match unless_damaged(store.read_part(attachment))?.and_then(Self::location) {
+            Some(found) => Ok(Some(found)),
+            None => Ok(Self::read(store, &attachment.container_id)?.and_then(Self::location)),
+        }
+    }
+
     /// Reads the record of a pod sandbox, or of 0.2.0 the newest of its attachments; `None` if there are none, or all are
     /// damaged.
     ///
@@ -138,8 +153,7 @@ impl SandboxRecord {
         attachment: &Attachment,
         netns: &NetNs,
     ) -> Result<bool, Error> {
-        let own = Self::find(store, &attachment.container_id)?.and_then(|own| own.netns_id);
-        if own.is_some_and(|own| own != netns.id()) {
+        if Self::location_of(store, attachment)?.is_some_and(|(_, own)| own != netns.id()) {
             return Ok(true);
         }
         let (all, is_own) = (Self::all_of(store, netns)?, |id: &String| *id == attachment.container_id);
@@ -198,7 +212,7 @@ mod tests {
         assert!(is_of_another());
         claim("own", netns.id());
         assert!(!is_of_another(), "it was added later");
-        let location = SandboxRecord::find(&store, "own").expect("readable").and_then(SandboxRecord::location);
+        let location = SandboxRecord::location_of(&store, &attachment("own")).expect("readable");
         assert_eq!(location, Some((netns.path().to_owned(), netns.id())), "of an attachment without rules");
         assert_eq!(SandboxRecord::owner(&store, &netns).expect("readable").as_deref(), Some("own"));
     }

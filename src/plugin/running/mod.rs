@@ -178,8 +178,7 @@ pub fn forget_gone(root: &Path) -> Result<Vec<Attachment>, Error> {
     let mut removed = Vec::new();
     for attachment in store.attachments()? {
         // A damaged record must not block the others.
-        let found = SandboxRecord::find(&store, &attachment.container_id)?.and_then(SandboxRecord::location);
-        let Some((path, id)) = found else { continue };
+        let Some((path, id)) = SandboxRecord::location_of(&store, &attachment)? else { continue };
         if is_gone(&HostRoot::new(root), &path, id) {
             remove(&store, &attachment, None)?;
             removed.push(attachment);
