@@ -7,10 +7,9 @@
 # hack/e2e.sh cluster runs stories of users on a cluster with the real kubelet; see hack/e2e.sh cluster --help.
 #
 # Usage: hack/e2e.sh cluster [--list] [--keep] [--runtime NAME] [NAME]…
-#        hack/e2e.sh [--list] [--debug] [--ignored] [NAME OF TESTS]…
+#        hack/e2e.sh [--list] [--debug] [NAME OF TESTS]…
 #   --list            print the names of the tests that would run
 #   --debug           test the debug build
-#   --ignored         run tests that only measure, such as boots_with_the_edited_list
 # Environment: DETOUR_PROGRAM (the binary under test; default: the release build), STARTS (container starts per runtime,
 #              default 1000), KILL_STARTS (container starts while the agent is killed, default 200), BOOTS (boots per
 #              runtime with an agent, default 50; one tenth of this number for each of four cases without an agent),
@@ -27,12 +26,11 @@ usage() {
     echo "e2e.sh: $*; see hack/e2e.sh --help" >&2
     exit 2
 }
-list='' debug='' ignored=() names=()
+list='' debug='' names=()
 while [[ $# -gt 0 ]]; do
     case $1 in
         --list) list=yes ;;
         --debug) debug=yes ;;
-        --ignored) ignored=(--ignored) ;;
         -*) usage "unknown option \"$1\"" ;;
         *) names+=("$1") ;;
     esac
@@ -47,7 +45,7 @@ need_rust
 run_tests() {
     cargo test --quiet --locked --test runtimes -- "$@" </dev/null
 }
-mapfile -t tests < <(run_tests --list --format terse "${ignored[@]}" "${names[@]}" | sed -n 's/: test$//p')
+mapfile -t tests < <(run_tests --list --format terse "${names[@]}" | sed -n 's/: test$//p')
 [[ ${#tests[@]} -gt 0 ]] || usage "no test matches"
 if [[ -n $list ]]; then
     printf '%s\n' "${tests[@]}"
@@ -55,7 +53,7 @@ if [[ -n $list ]]; then
 fi
 need_crictl
 # The names of tests that need CRI-O.
-with_crio='cri_o|the_commands_of_the_guide|edited_list' wanted=()
+with_crio='cri_o|the_commands_of_the_guide' wanted=()
 grep -qE "$with_crio" <<<"${tests[*]}" && wanted+=(cri-o)
 need_runtimes "${wanted[@]}"
 if [[ -n $without_crio ]]; then
@@ -77,7 +75,7 @@ trap 'rm -f "$log"' EXIT
 say "running ${#tests[@]} tests (with the defaults 35 minutes for all)"
 status=0
 # They measure times: one at a time.
-run_tests --nocapture --test-threads 1 "${ignored[@]}" --exact "${tests[@]}" 2>&1 | tee "$log" || status=1
+run_tests --nocapture --test-threads 1 --exact "${tests[@]}" 2>&1 | tee "$log" || status=1
 if grep -q 'RESULT|' "$log"; then
     echo
     say "results"

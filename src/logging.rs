@@ -9,9 +9,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
+use std::mem;
 use std::path::{Component, Path};
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -36,18 +35,12 @@ const MAX_EVENT_CHARACTERS: usize = 400;
 
 /// Starts logging for the rest of the process; later calls have no effect.
 ///
-/// Each line has the pairs of `context`. Events of dependencies are logged only at level debug. `collector` receives
-/// events at every level. `lines` limits the number of lines.
+/// Each line has the pairs of `context` that have a value. Events of dependencies are logged only at level debug. `call`
+/// collects events regardless of the level, and limits the number of lines.
 ///
 /// If the file can't be opened or its path is not accepted ([`check_log_file`]), a warning on stderr is logged: neither
 /// a full disk nor a path that an earlier version accepted may prevent pods from starting.
-pub fn start(
-    level: LogLevel,
-    file: Option<&Path>,
-    context: &[(&'static str, &str)],
-    collector: Option<&EventCollector>,
-    lines: Option<&Lines>,
-) {
+pub fn start(level: LogLevel, file: Option<&Path>, context: &[(&'static str, &str)], call: Option<&CallEvents>) {
     let level = match level {
         LogLevel::Off => LevelFilter::OFF,
         LogLevel::Error => LevelFilter::ERROR,
@@ -55,11 +48,7 @@ pub fn start(
         LogLevel::Info => LevelFilter::INFO,
         LogLevel::Debug => LevelFilter::DEBUG,
     };
-    if level == LevelFilter::OFF && collector.is_none() {
-        return;
-    }
-    let opened = file.filter(|_| level != LevelFilter::OFF);
-    let opened = opened.map(|path| {
+    let opened = file.filter(|_| level != LevelFilter::OFF).map(|path| {
         let opened = check_log_file(path).map_err(io::Error::other);
         opened.and_then(|()| append_below(Path::new(DIRECTORY), path)).map_err(|error| (path, error))
     });
@@ -67,7 +56,8 @@ pub fn start(
         Ok(file) => (file, None),
         Err(failure) => (None, Some(failure)),
     };
-    let log = Log { level, context: owned(context), lines: lines.cloned(), file, collector: collector.cloned() };
+    let context = context.iter().map(|(key, value)| (*key, (*value).to_owned())).collect();
+    let log = Log { level, context, file, call: call.cloned() };
     if let (Ok(()), Some((path, error))) = (tracing::subscriber::set_global_default(log), failure) {
         tracing::warn!(file = %path.display(), %error, "can't open log_file; logging to stderr only");
     }
@@ -84,12 +74,6 @@ pub fn check_log_file(file: &Path) -> Result<(), String> {
         return Ok(());
     }
     Err(format!("invalid value {:?}; expected a path below {DIRECTORY} without \"..\"", file.display().to_string()))
-}
-
-/// Returns the pairs that have a value. They are formatted for each line, since most calls print at most one.
-fn owned(context: &[(&'static str, &str)]) -> Vec<(&'static str, String)> {
-    let pairs = context.iter().filter(|(_, value)| !value.is_empty());
-    pairs.map(|(key, value)| (*key, (*value).to_owned())).collect()
 }
 
 /// Appends ` key=value` with at most `room` bytes of the value. The value is quoted and escaped (as by
@@ -110,9 +94,8 @@ struct Log {
     level: LevelFilter,
     /// The pairs at the end of each line.
     context: Vec<(&'static str, String)>,
-    lines: Option<Lines>,
     file: Option<File>,
-    collector: Option<EventCollector>,
+    call: Option<CallEvents>,
 }
 
 impl Log {
@@ -122,18 +105,16 @@ impl Log {
     }
 
     fn collects(&self, metadata: &Metadata<'_>) -> bool {
-        self.collector.is_some() && is_own(metadata) && *metadata.level() <= Level::DEBUG
+        self.call.is_some() && is_own(metadata) && *metadata.level() <= Level::DEBUG
     }
 
-    fn line(&self, event: &Event<'_>) -> Result<String, fmt::Error> {
-        let fields = EventFields::of(event);
-        let level = event.metadata().level().as_str().to_ascii_lowercase();
+    fn line(&self, level: Level, fields: &EventFields) -> Result<String, fmt::Error> {
         let mut line = "time=".to_owned();
         SystemTime.format_time(&mut Writer::new(&mut line))?;
-        line += &format!(" level={level}");
+        line += &format!(" level={}", level.as_str().to_ascii_lowercase());
         pair(&mut line, "msg", &fields.message, MAX_MESSAGE_BYTES)?;
         line += &fields.others;
-        for (key, value) in &self.context {
+        for (key, value) in self.context.iter().filter(|(_, value)| !value.is_empty()) {
             pair(&mut line, key, value, MAX_CONTEXT_BYTES)?;
         }
         line.push('\n');
@@ -147,17 +128,18 @@ impl Subscriber for Log {
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(if self.collector.is_some() { self.level.max(LevelFilter::DEBUG) } else { self.level })
+        Some(if self.call.is_some() { LevelFilter::DEBUG } else { self.level })
     }
 
     fn event(&self, event: &Event<'_>) {
-        if let Some(collector) = self.collector.as_ref().filter(|_| self.collects(event.metadata())) {
-            collector.collect(event);
+        let (level, mut fields) = (*event.metadata().level(), EventFields::default());
+        event.record(&mut fields);
+        if let Some(call) = self.call.as_ref().filter(|_| self.collects(event.metadata())) {
+            call.collect(level, &fields);
         }
-        let is_admitted = || self.lines.as_ref().is_none_or(|lines| lines.admit(*event.metadata().level()));
         if self.prints(event.metadata())
-            && is_admitted()
-            && let Ok(line) = self.line(event)
+            && self.call.as_ref().is_none_or(|call| call.admits_line(level))
+            && let Ok(line) = self.line(level, &fields)
         {
             // A failure to write a log line can't be logged.
             let _ = Stderr.write_all(line.as_bytes());
@@ -189,14 +171,8 @@ fn is_own(metadata: &Metadata<'_>) -> bool {
 struct EventFields {
     message: String,
     others: String,
-}
-
-impl EventFields {
-    fn of(event: &Event<'_>) -> Self {
-        let mut fields = Self::default();
-        event.record(&mut fields);
-        fields
-    }
+    /// The value of the field `facts`.
+    facts: String,
 }
 
 impl Visit for EventFields {
@@ -204,6 +180,9 @@ impl Visit for EventFields {
         match field.name() {
             "message" => value.clone_into(&mut self.message),
             name => {
+                if name == "facts" {
+                    value.clone_into(&mut self.facts);
+                }
                 let room = MAX_FIELDS_BYTES.saturating_sub(self.others.len());
                 // Writing to a string can't fail.
                 let _ = pair(&mut self.others, name, value, room);
@@ -216,33 +195,8 @@ impl Visit for EventFields {
     }
 }
 
-/// Counts and limits the lines of one call. Errors are always logged, and so are events at level debug, which only
-/// the administrator can enable.
-#[derive(Debug, Clone, Default)]
-pub struct Lines(Arc<AtomicUsize>);
-
-impl Lines {
-    /// Counts a line and returns whether it is logged.
-    fn admit(&self, level: Level) -> bool {
-        !matches!(level, Level::INFO | Level::WARN) || self.0.fetch_add(1, Relaxed) < MAX_LINES
-    }
-
-    /// Logs how many lines were dropped, if any, and resets the counter.
-    pub fn finish(&self) {
-        let dropped = self.0.swap(0, Relaxed).saturating_sub(MAX_LINES);
-        if dropped > 0 {
-            tracing::warn!("{dropped} log lines of this call dropped: limit of {MAX_LINES} lines reached");
-        }
-    }
-}
-
 /// Returns the start of `value` that fits into `room` bytes including escapes.
 fn cut(value: &str, room: usize) -> Cow<'_, str> {
-    /// The maximum length of an escaped byte: `\u{1b}`.
-    const ESCAPED: usize = 6;
-    if value.len() <= room / ESCAPED {
-        return Cow::Borrowed(value);
-    }
     let mut used = 0;
     let end = value.char_indices().find(|(_, c)| {
         used += c.escape_debug().map(char::len_utf8).sum::<usize>();
@@ -251,31 +205,49 @@ fn cut(value: &str, room: usize) -> Cow<'_, str> {
     end.map_or(Cow::Borrowed(value), |(end, _)| Cow::Owned(format!("{}…", &value[..end])))
 }
 
-/// Collects warnings and the source of facts from events, independently of the log level.
+/// What the events of one call say, independently of the log level, and the number of its lines.
 #[derive(Debug, Clone, Default)]
-pub struct EventCollector(Arc<Mutex<CollectedEvents>>);
+pub struct CallEvents(Arc<Mutex<CollectedEvents>>);
 
 #[derive(Debug, Default)]
 struct CollectedEvents {
     warnings: Vec<String>,
     facts: String,
+    lines: usize,
 }
 
-impl EventCollector {
+impl CallEvents {
     fn lock(&self) -> MutexGuard<'_, CollectedEvents> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn collect(&self, event: &Event<'_>) {
-        let mut source = FactsSource::default();
-        event.record(&mut source);
+    fn collect(&self, level: Level, fields: &EventFields) {
         let mut events = self.lock();
-        if !source.0.is_empty() && (events.facts.is_empty() || events.facts == "agent") {
-            events.facts = source.0;
+        if !fields.facts.is_empty() && (events.facts.is_empty() || events.facts == "agent") {
+            events.facts.clone_from(&fields.facts);
         }
-        if *event.metadata().level() == Level::WARN && events.warnings.len() < MAX_EVENTS {
-            let fields = EventFields::of(event);
-            events.warnings.push((fields.message + &fields.others).chars().take(MAX_EVENT_CHARACTERS).collect());
+        if level == Level::WARN && events.warnings.len() < MAX_EVENTS {
+            let text = [fields.message.as_str(), &fields.others].concat();
+            events.warnings.push(text.chars().take(MAX_EVENT_CHARACTERS).collect());
+        }
+    }
+
+    /// Counts a line and returns whether it is logged. Errors are always logged, and so are events at level debug, which
+    /// only the administrator can enable.
+    fn admits_line(&self, level: Level) -> bool {
+        if !matches!(level, Level::INFO | Level::WARN) {
+            return true;
+        }
+        let mut events = self.lock();
+        events.lines += 1;
+        events.lines <= MAX_LINES
+    }
+
+    /// Logs how many lines were dropped, if any, and resets the counter.
+    pub fn finish(&self) {
+        let dropped = mem::take(&mut self.lock().lines).saturating_sub(MAX_LINES);
+        if dropped > 0 {
+            tracing::warn!("{dropped} log lines of this call dropped: limit of {MAX_LINES} lines reached");
         }
     }
 
@@ -292,32 +264,24 @@ impl EventCollector {
     }
 }
 
-/// The value of the field `facts` of an event.
-#[derive(Default)]
-struct FactsSource(String);
-
-impl Visit for FactsSource {
-    fn record_str(&mut self, field: &Field, value: &str) {
-        if field.name() == "facts" {
-            value.clone_into(&mut self.0);
-        }
-    }
-
-    fn record_debug(&mut self, _: &Field, _: &dyn fmt::Debug) {}
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn values_that_are_not_one_word_are_quoted() {
-        let context = owned(&[("a", "x/y:1"), ("empty", ""), ("b", "two words"), ("c", "l1\nl2"), ("d", "k=\"v\"")]);
         let mut pairs = String::new();
-        for (key, value) in &context {
+        for (key, value) in [("a", "x/y:1"), ("b", "two words"), ("c", "l1\nl2"), ("d", "k=\"v\"")] {
             pair(&mut pairs, key, value, MAX_CONTEXT_BYTES).expect("a string");
         }
         assert_eq!(pairs, r#" a=x/y:1 b="two words" c="l1\nl2" d="k=\"v\"""#);
+    }
+
+    #[test]
+    fn context_without_a_value_is_omitted() {
+        let context = [("network", "n"), ("pod", "")].map(|(key, value)| (key, value.to_owned())).into();
+        let line = Log { context, ..log(LevelFilter::INFO, None) }.line(Level::INFO, &EventFields::default());
+        assert!(line.is_ok_and(|line| line.ends_with(" level=info msg=\"\" network=n\n")));
     }
 
     #[test]
@@ -333,14 +297,14 @@ mod tests {
         assert!(!line.contains('…'), "a value that fits is complete");
     }
 
-    fn log(level: LevelFilter, collector: Option<EventCollector>) -> Log {
-        Log { level, context: Vec::new(), lines: None, file: None, collector }
+    fn log(level: LevelFilter, call: Option<CallEvents>) -> Log {
+        Log { level, context: Vec::new(), file: None, call }
     }
 
     #[test]
     fn events_of_dependencies_are_printed_only_at_level_debug() {
-        let is_enabled = |level, collector, is_own| {
-            tracing::subscriber::with_default(log(level, collector), || match is_own {
+        let is_enabled = |level, call, is_own| {
+            tracing::subscriber::with_default(log(level, call), || match is_own {
                 true => [tracing::enabled!(Level::INFO), tracing::enabled!(Level::DEBUG)],
                 false => {
                     [tracing::enabled!(target: "kube", Level::INFO), tracing::enabled!(target: "kube", Level::DEBUG)]
@@ -350,15 +314,15 @@ mod tests {
         assert_eq!(is_enabled(LevelFilter::INFO, None, true), [true, false]);
         assert_eq!(is_enabled(LevelFilter::INFO, None, false), [false, false]);
         assert_eq!(is_enabled(LevelFilter::DEBUG, None, false), [true, true]);
-        let collector = Some(EventCollector::default());
-        assert_eq!(is_enabled(LevelFilter::ERROR, collector.clone(), true), [true, true]);
-        assert_eq!(is_enabled(LevelFilter::ERROR, collector, false), [false, false]);
+        let call = Some(CallEvents::default());
+        assert_eq!(is_enabled(LevelFilter::ERROR, call.clone(), true), [true, true]);
+        assert_eq!(is_enabled(LevelFilter::ERROR, call, false), [false, false]);
     }
 
     #[test]
     fn warnings_and_the_source_of_facts_are_collected() {
-        let collector = EventCollector::default();
-        tracing::subscriber::with_default(log(LevelFilter::OFF, Some(collector.clone())), || {
+        let call = CallEvents::default();
+        tracing::subscriber::with_default(log(LevelFilter::OFF, Some(call.clone())), || {
             tracing::info!("nothing");
             tracing::warn!(why = "so", "look {}", 1);
             tracing::debug!(facts = "agent", "answered");
@@ -366,8 +330,8 @@ mod tests {
             tracing::debug!(facts = "agent", "answered");
             (0..20).for_each(|_| tracing::warn!("{}", "long ".repeat(1000)));
         });
-        assert_eq!(collector.facts(), "api");
-        assert_eq!((collector.warnings()[0].as_str(), collector.warnings().len()), ("look 1 why=so", MAX_EVENTS));
-        assert!(collector.warnings().iter().all(|warning| warning.len() <= MAX_EVENT_CHARACTERS));
+        assert_eq!(call.facts(), "api");
+        assert_eq!((call.warnings()[0].as_str(), call.warnings().len()), ("look 1 why=so", MAX_EVENTS));
+        assert!(call.warnings().iter().all(|warning| warning.len() <= MAX_EVENT_CHARACTERS));
     }
 }

@@ -16,8 +16,8 @@ use tokio::time::sleep;
 /// The requested lifetime; the agent's admission policy allows no longer one. The token is bound to the node, not to the
 /// agent's pod, so that the plugin works while an agent is replaced. Without an agent, it lasts for at least 40 minutes.
 const LIFETIME: Duration = Duration::from_secs(60 * 60);
-/// The first and the longest pause after a failed request.
-const RETRY_DELAYS: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(60)];
+/// The pauses after failed requests.
+const BACKOFF: Backoff = Backoff::new(Duration::from_secs(5), Duration::from_secs(60));
 /// A token is renewed at most this often, even if the API server grants a short one.
 const SHORTEST_RENEWAL: Duration = Duration::from_secs(60);
 /// How long the first call waits for the first request. Later calls never wait.
@@ -57,10 +57,8 @@ impl PluginToken {
     /// # Errors
     /// The API server grants no token, and the node has none; returns the reason.
     pub fn current(&self, installed: impl FnOnce() -> Option<String>) -> Result<(String, Option<String>), String> {
-        let has_result = || {
-            let granted = self.granted.borrow();
-            Ok::<_, Infallible>((granted.token.is_some() || granted.failure.is_some()).then_some(()))
-        };
+        // The value counts as seen until the first result.
+        let has_result = || Ok::<_, Infallible>(self.granted.has_changed().unwrap_or(true).then_some(()));
         let _ = wait::until(self.timeout.replace(Duration::ZERO), [Duration::from_millis(5); 2], has_result);
         let Granted { token, failure } = self.granted.borrow().clone();
         let of_node = || Token::of_account(&installed()?, &self.plugin_account.namespace, &self.plugin_account.name);
@@ -73,28 +71,27 @@ impl PluginToken {
 
 /// Requests a token again and again, until nothing uses it.
 async fn renew(account: Api, of: ObjectRef, metrics: Metrics, granted: watch::Sender<Granted>) {
-    let [shortest, longest] = RETRY_DELAYS;
-    let mut backoff = Backoff::new(shortest, longest);
+    let mut backoff = BACKOFF;
     loop {
-        let result = account.token(&of, LIFETIME).await.map_err(|error| error.to_string());
+        let result = account.token(&of, LIFETIME).await;
         metrics.set("plugin_token_renewal_failed", [], result.is_err());
-        let before = granted.borrow().clone();
-        let pause = match &result {
+        let pause = match result {
             Ok(token) => {
                 backoff.reset();
-                renewal(Timestamp::now(), token.expires)
+                let pause = renewal(Timestamp::now(), token.expires);
+                granted.send_replace(Granted { token: Some(token), failure: None });
+                pause
             }
-            Err(_) => backoff.pause(Instant::now()),
+            Err(error) => {
+                let failure = error.to_string();
+                granted.send_modify(|granted| {
+                    if granted.failure.replace(failure.clone()).is_none() {
+                        tracing::warn!("{failure}; the plugin keeps the token that it has");
+                    }
+                });
+                backoff.pause(Instant::now())
+            }
         };
-        granted.send_replace(match result {
-            Ok(token) => Granted { token: Some(token), failure: None },
-            Err(failure) => {
-                if before.failure.is_none() {
-                    tracing::warn!("{failure}; the plugin keeps the token that it has");
-                }
-                Granted { failure: Some(failure), ..before }
-            }
-        });
         tokio::select! {
             () = sleep(pause) => {}
             () = granted.closed() => return,

@@ -14,7 +14,7 @@ use crate::cluster::Api;
 use crate::pod::PodRef;
 use clap::ValueEnum;
 use installer::{Installer, Role, STANDBY_INTERVAL};
-use iteration::{LastLogged, Stability};
+use iteration::{LastLogged, Stability, assess, count, event, taint_decision};
 use std::net::SocketAddr;
 use std::process;
 use std::time::{Duration, Instant};
@@ -100,27 +100,27 @@ pub async fn run(job: Job) -> Result<(), String> {
             Role::Leads => running.iter().for_each(RunningServices::lead),
             Role::Foreign => {}
         }
-        let (iteration, rejected);
-        (installer, (iteration, rejected)) = installer.run(Installer::iterate).await?;
-        let (readiness, mut delay, ignore_events) = iteration.assess(&mut stability, Instant::now());
+        let (plan, rejected);
+        (installer, (plan, rejected)) = installer.run(Installer::iterate).await?;
+        let (readiness, mut delay, ignore_events) = assess(&plan, &mut stability, Instant::now());
         if !installer.watch.is_complete() && !ignore_events {
             delay = delay.min(POLL_INTERVAL);
         }
         if let Some(services) = &running {
-            services.report(iteration.taint_decision(&readiness));
+            services.report(taint_decision(&plan, &readiness));
         }
-        iteration.count(&job.metrics, &readiness);
+        count(&plan, &job.metrics, &readiness);
         job.metrics.set("configuration_rejected", [], rejected.is_some());
         let rejected = rejected.map(|reason| format!("{reason}; the last accepted configuration stays in use"));
         // The plugin works with the earlier configuration: /readyz fails, but the taint stays off.
         health.report(readiness.obstacle().or_else(|| rejected.clone()), delay);
         logged.rejected(rejected.as_deref());
-        let event = iteration.event(rejected.as_deref());
+        let event = event(&plan, rejected.as_deref());
         if let (Some(pod), Some(event)) = (&job.own_pod, event.as_ref().filter(|_| event != last_event)) {
             reports.event(pod, event.clone());
         }
         last_event = event;
-        logged.iteration(&iteration, &readiness, delay);
+        logged.iteration(&plan, &readiness, delay);
         // Its own changes are not distinguishable from those of other processes, so it ignores the events after a
         // repair and compares again.
         tokio::select! {

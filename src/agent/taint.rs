@@ -1,7 +1,7 @@
 //! The taint that keeps new pods off a node on which the plugin is not ready.
 
 use crate::backoff::Backoff;
-use crate::cluster::{Api, NodeTaints};
+use crate::cluster::Api;
 use crate::cni::{Code, Error};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -72,9 +72,7 @@ impl Taint {
 
     /// Adds or removes the taint. Returns whether that changed the node.
     async fn reconcile(&self, is_tainted: bool) -> Result<bool, Error> {
-        let node = self.account.node(&self.node).await?;
-        let Some(taints) = changed(&node.taints, &self.key, is_tainted) else { return Ok(false) };
-        self.account.taint(&NodeTaints { taints, ..node }).await.map(|()| true)
+        self.account.change_taints(&self.node, |taints| changed(taints, &self.key, is_tainted)).await
     }
 }
 

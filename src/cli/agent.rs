@@ -21,7 +21,6 @@ use std::cell::{OnceCell, RefCell};
 use std::env;
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use tokio::runtime::Handle;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -98,7 +97,7 @@ impl AgentArguments {
     }
 
     async fn keep(&self) -> Result<()> {
-        logging::start(LogLevel::Info, None, &[], None, None);
+        logging::start(LogLevel::Info, None, &[], None);
         let node = self.install.node()?;
         tracing::info!("{}", self.install.describe_platform(&node));
         let program = program_digest()?;
@@ -145,7 +144,7 @@ impl AgentArguments {
     /// Returns the agent's account, whose requests share one connection.
     fn account(&self, shared: &OnceCell<Api>, purpose: &str) -> Result<Api> {
         let account = self.install.account_for(purpose)?;
-        Ok(shared.get_or_init(|| account.on_node(self.node_name()).on(Handle::current())).clone())
+        Ok(shared.get_or_init(|| account.on_node(self.node_name()).for_tasks()).clone())
     }
 
     fn plugin_token(&self, metrics: &Metrics, shared: &OnceCell<Api>) -> Result<Option<PluginToken>> {

@@ -222,7 +222,7 @@ fn installed_on_node(
         }
         Err(reason) => {
             let origin = ConfigurationOrigin { reason: Some(reason), ..ConfigurationOrigin::default() };
-            Subject::of(AppliedConf { origin, ..built_in }, facts, Some(cluster))
+            Subject::given(&[AppliedConf { origin, ..built_in }], facts, Some(cluster))
         }
     }
 }

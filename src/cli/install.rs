@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use detour_cni::agent::install::{Digest, FileAction, InstallPlan};
 use detour_cni::printable::{Text, line};
-use detour_cni::trusted_file::follow;
+use detour_cni::trusted_file::open_of_any_kind;
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
@@ -130,7 +130,7 @@ impl UninstallArguments {
 
 /// Returns the digest of the running program.
 pub(super) fn program_digest() -> Result<Digest> {
-    let digest = follow(Path::new(PROGRAM_FILE)).and_then(Digest::read);
+    let digest = open_of_any_kind(Path::new(PROGRAM_FILE)).and_then(Digest::read);
     digest.with_context(|| format!("can't read the running program for copying: {PROGRAM_FILE}"))
 }
 

@@ -204,7 +204,8 @@ impl TextReport for VersionReport {
 }
 
 fn run_version(arguments: &VersionArguments) -> Result<CommandOutput, CommandError> {
-    arguments.output.render(&VersionReport { version: env!("CARGO_PKG_VERSION"), cni_versions: SUPPORTED.to_vec() })
+    let report = VersionReport { version: env!("CARGO_PKG_VERSION"), cni_versions: SUPPORTED.to_vec() };
+    arguments.output.render_verdict(&report, true)
 }
 
 #[cfg(test)]

@@ -48,21 +48,18 @@ impl<'a> Kubeconfig<'a> {
 
         let contexts = file.contexts.into_iter().map(|context| (context.name, context.context));
         let name = file.current_context.unwrap_or_default();
-        let context = find("context", &name, contexts.collect());
-        let context = context.map_err(|what| location(String::new()).error("current-context", what))?;
+        let context = location(String::new()).find("current-context", "context", &name, contexts)?;
         let context_location = location(format!("contexts[{name}].context"));
 
         let clusters = file.clusters.into_iter().map(|cluster| (cluster.name, cluster.cluster));
-        let cluster = find("cluster", &context.cluster, clusters.collect());
-        let cluster = cluster.map_err(|what| context_location.error("cluster", what))?;
+        let cluster = context_location.find("cluster", "cluster", &context.cluster, clusters)?;
         let cluster_location = location(format!("clusters[{}].cluster", context.cluster));
 
         let name = context.user.unwrap_or_default();
-        let user_location = location(format!("users[{name}].user"));
         let users = file.auth_infos.into_iter().map(|user| (user.name, user.auth_info));
-        let user = if name.is_empty() { Ok(AuthInfo::default()) } else { find("user", &name, users.collect()) };
-        let user = user.map_err(|what| context_location.error("user", what))?;
-        Ok(Self { cluster, cluster_location, user, user_location })
+        let user =
+            if name.is_empty() { AuthInfo::default() } else { context_location.find("user", "user", &name, users)? };
+        Ok(Self { cluster, cluster_location, user, user_location: location(format!("users[{name}].user")) })
     }
 
     /// Returns the configuration for `server` with the service account whose files are in `directory`.
@@ -282,6 +279,31 @@ impl EntryLocation<'_> {
         Error::new(Code::InvalidConfig, format!("kubeconfig {kubeconfig}: {entry}{dot}{key}: {what}"))
     }
 
+    /// Returns the entry that `key` names; the error has the names of all entries.
+    fn find<T: Default>(
+        &self,
+        key: &str,
+        kind: &str,
+        name: &str,
+        entries: impl Iterator<Item = (String, Option<T>)>,
+    ) -> Result<T, Error> {
+        let mut others = Vec::new();
+        for (found, entry) in entries {
+            if found == name && !name.is_empty() {
+                return Ok(entry.unwrap_or_default());
+            }
+            others.push(found);
+        }
+        let fault = if name.is_empty() { "missing".to_owned() } else { format!("unknown {kind} {name:?}") };
+        Err(self.error(
+            key,
+            match others.join(", ") {
+                names if names.is_empty() => format!("{fault}; the kubeconfig has no {kind}s"),
+                names => format!("{fault}; expected one of: {names}"),
+            },
+        ))
+    }
+
     /// Reads the file that `key` names, of at most `limit` bytes.
     fn read(&self, key: &str, file: &str, limit: u64) -> Result<Vec<u8>, Error> {
         let failed = |path: &Path, error: io::Error| {
@@ -366,18 +388,6 @@ fn parse(path: &Path, contents: &[u8]) -> Result<KubeconfigFile, Error> {
     parse().map_err(|cause: String| {
         Error::new(Code::InvalidConfig, format!("invalid kubeconfig {}", path.display())).with_details(cause)
     })
-}
-
-/// Returns the entry called `name`; the error has the names of all entries.
-fn find<T: Default>(kind: &str, name: &str, mut entries: Vec<(String, Option<T>)>) -> Result<T, String> {
-    if let Some(index) = entries.iter().position(|(found, _)| found == name && !name.is_empty()) {
-        return Ok(entries.swap_remove(index).1.unwrap_or_default());
-    }
-    let fault = if name.is_empty() { "missing".to_owned() } else { format!("unknown {kind} {name:?}") };
-    match entries.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ") {
-        names if names.is_empty() => Err(format!("{fault}; the kubeconfig has no {kind}s")),
-        names => Err(format!("{fault}; expected one of: {names}")),
-    }
 }
 
 #[cfg(test)]

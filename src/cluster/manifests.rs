@@ -4,7 +4,7 @@
 use super::resources::{Definition, DefinitionQuery, Event, Lookup};
 use super::wire::{DEFAULT_NAMESPACE, DefinitionObject, NamespaceObject, PodObject};
 use super::yaml::{documents, typed};
-use super::{Cluster, Definitions, Reports, uid_mismatch, with_pod};
+use super::{Cluster, Definitions, uid_mismatch, with_pod};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::trusted_file::{FileError, check, names_in, read_trusted};
@@ -134,8 +134,7 @@ impl Objects {
 /// A source with only these definitions.
 impl Definitions for Objects {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        let missing = || Lookup::Missing("not found in the given objects".to_owned());
-        Ok(wanted.iter().map(|query| self.definition(query).map_or_else(missing, Lookup::Found)).collect())
+        Ok(self.look_up(wanted, "not found in the given objects"))
     }
 }
 
@@ -146,8 +145,12 @@ impl Objects {
         found.unwrap_or_else(|| Namespace { name: name.to_owned(), ..Namespace::default() })
     }
 
-    fn definition(&self, DefinitionQuery { object, .. }: &DefinitionQuery) -> Option<Definition> {
-        self.definitions.iter().find(|definition| definition.object == *object).cloned()
+    fn look_up(&self, wanted: &[DefinitionQuery], missing: &str) -> Vec<Lookup> {
+        let found = |query: &DefinitionQuery| self.definitions.iter().find(|one| one.object == query.object).cloned();
+        wanted
+            .iter()
+            .map(|query| found(query).map_or_else(|| Lookup::Missing(missing.to_owned()), Lookup::Found))
+            .collect()
     }
 }
 
@@ -213,22 +216,19 @@ impl Cluster for Manifests {
     fn probe(&self) -> Result<(), Error> {
         self.read().map(drop)
     }
-}
 
-impl Definitions for Manifests {
-    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        let objects = self.read()?;
-        let missing = || Lookup::Missing(format!("no manifest in {} ({PATTERNS})", self.dir.display()));
-        Ok(wanted.iter().map(|query| objects.definition(query).map_or_else(missing, Lookup::Found)).collect())
-    }
-}
-
-impl Reports for Manifests {
     /// Logs the report: manifests are not changed.
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
         let Pod { namespace, name, .. } = pod;
         tracing::info!(status, ?events, "pod {namespace}/{name}: report not written to the manifests");
         Ok(())
+    }
+}
+
+impl Definitions for Manifests {
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
+        let missing = format!("no manifest in {} ({PATTERNS})", self.dir.display());
+        Ok(self.read()?.look_up(wanted, &missing))
     }
 }
 

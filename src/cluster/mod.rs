@@ -9,7 +9,7 @@ pub use api::Api;
 pub(crate) use api::{Collection, Failure, Kind};
 pub use kubeconfig::KubeconfigSummary;
 pub use manifests::{Given, Objects, objects};
-pub use resources::{Definition, DefinitionQuery, Event, Lookup, NodeTaints, ObjectRef};
+pub use resources::{Definition, DefinitionQuery, Event, Lookup, ObjectRef};
 pub use resources::{Permission, ScheduledPod, Token, Workload};
 use std::path::Path;
 
@@ -61,7 +61,7 @@ fn source_or(conf: &cni::Kubernetes, fallback: impl FnOnce() -> Option<Api>) -> 
 }
 
 /// A source of facts about pods and namespaces, which also takes the reports of calls.
-pub trait Cluster: Definitions + Reports {
+pub trait Cluster: Definitions {
     /// Returns the pod `wanted`, if its UID matches, and its namespace if `with_namespace`.
     ///
     /// # Errors
@@ -80,6 +80,14 @@ pub trait Cluster: Definitions + Reports {
     /// # Errors
     /// The reason why it can't.
     fn probe(&self) -> Result<(), Error>;
+
+    /// Reports the result of a call: sets the pod's annotation `k8s.v1.cni.cncf.io/network-status` to `status`, unless
+    /// that is `None` or the pod was replaced (`pod.uid`), and records the events. All requests run concurrently and
+    /// take two seconds at most.
+    ///
+    /// # Errors
+    /// The requests that failed. Callers continue: the pod does not depend on the report.
+    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error>;
 }
 
 /// A source of NetworkAttachmentDefinitions.
@@ -90,17 +98,6 @@ pub trait Definitions {
     /// # Errors
     /// The source is unavailable within the configured timeout.
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error>;
-}
-
-/// A destination of reports about a pod.
-pub trait Reports {
-    /// Reports the result of a call: sets the pod's annotation `k8s.v1.cni.cncf.io/network-status` to `status`, unless
-    /// that is `None` or the pod was replaced (`pod.uid`), and records the events. All requests run concurrently and
-    /// take two seconds at most.
-    ///
-    /// # Errors
-    /// The requests that failed. Callers continue: the pod does not depend on the report.
-    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error>;
 }
 
 /// Describes how the UID of the pod that was found differs from the requested one.

@@ -7,7 +7,6 @@ use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -71,17 +70,6 @@ pub enum Lookup {
     Found(Definition),
     /// The definition does not exist; the text names the source, the time spent and the response.
     Missing(String),
-}
-
-/// A node with its taints.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeTaints {
-    /// `metadata.name`.
-    pub name: String,
-    /// `metadata.resourceVersion`.
-    pub resource_version: String,
-    /// `spec.taints`, unchanged.
-    pub taints: Vec<Value>,
 }
 
 /// A service account's bearer token.

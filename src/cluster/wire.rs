@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, EnvVar, PodDNSConfig, PodIP};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -50,7 +51,7 @@ impl Metadata {
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Object<S = IgnoredAny, T = IgnoredAny> {
     pub(crate) metadata: Metadata,
-    spec: Option<S>,
+    pub(super) spec: Option<S>,
     pub(crate) status: Option<T>,
 }
 
@@ -171,6 +172,13 @@ impl From<NamespaceObject> for pod::Namespace {
     }
 }
 
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct NodeSpec {
+    /// Unchanged, because they are sent back.
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub(super) taints: Vec<Value>,
+}
+
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct DefinitionSpec {
     config: Option<String>,
@@ -191,7 +199,7 @@ impl From<DefinitionObject> for Definition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     fn pod(value: Value) -> pod::Pod {
         serde_json::from_value::<PodObject>(value).expect("a pod").into()

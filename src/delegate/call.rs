@@ -48,12 +48,6 @@ impl Call {
         }
     }
 
-    /// Returns the same call with another command.
-    #[must_use]
-    pub fn with_command(&self, command: CniCommand) -> Self {
-        Self { command, ..self.clone() }
-    }
-
     /// Returns the directories that are searched for the executable, in order.
     pub(super) fn directories(&self) -> impl Iterator<Item = &Path> {
         self.bin_dir.iter().chain(&self.path).map(PathBuf::as_path)
@@ -98,11 +92,10 @@ pub struct Executables;
 
 impl Runner for Executables {
     fn run(&self, call: &Call, kind: &str, conf: &Map<String, Value>) -> Result<Option<Value>, Error> {
-        let program = find(kind, call)?;
+        let (program, bin_dir) = find(kind, call)?;
         let stdin = serde_json::to_vec(conf).map_err(|error| Error::new(Code::Internal, error.to_string()))?;
         tracing::debug!(program = %program.display(), "calling {}", call.command);
-        let variables = call.variables(bin_dir(call).unwrap_or_default());
-        let exit = process::run(&program, &variables, &stdin, call.timeout).map_err(|error| {
+        let exit = process::run(&program, &call.variables(bin_dir), &stdin, call.timeout).map_err(|error| {
             let code = if error.is_transient() { Code::TryAgain } else { Code::Delegate };
             Error::new(code, format!("{}: {error}", program.display()))
         })?;
@@ -114,23 +107,21 @@ impl Runner for Executables {
     }
 }
 
-/// Returns the first regular file named `kind` in the directories of `call`. Only root can change the file or a
+/// Returns the first regular file named `kind` in the directories of `call`, and [`bin_dir`]. Only root can change the file or a
 /// directory on its path, so it stays the same file until it runs.
 ///
 /// # Errors
 /// [`Code::InvalidConfig`]: file not found; `kind` is not a file name (a configuration must not reach files outside
 /// of these directories); or another user can change the file or a directory on its path. Such a file is an error:
 /// the next directory is not tried.
-fn find(kind: &str, call: &Call) -> Result<PathBuf, Error> {
+fn find<'a>(kind: &str, call: &'a Call) -> Result<(PathBuf, Option<&'a Path>), Error> {
     if kind.is_empty() || kind == "." || kind == ".." || kind.contains(['/', '\0']) {
         let msg = format!("invalid type {kind:?}; expected the name of an executable in CNI_PATH, without /");
         return Err(Error::new(Code::InvalidConfig, msg));
     }
-    let refused = |error: trusted_file::FileError| {
-        Error::new(Code::InvalidConfig, format!("plugin {kind:?} is not executed: {error}"))
-    };
+    let refused = |why: String| Error::new(Code::InvalidConfig, format!("plugin {kind:?} is not executed: {why}"));
     // Checked even if it has no file `kind`: the plugin searches the same directories for its IPAM plugin.
-    bin_dir(call).map_err(|error| Error { msg: format!("plugin {kind:?} is not executed: {}", error.msg), ..error })?;
+    let bin_dir = bin_dir(call).map_err(refused)?;
     let mut candidates = call.directories().map(|directory| directory.join(kind));
     let Some(file) = candidates.find(|file| is_file(file)) else {
         let directories: Vec<_> = call.directories().map(|directory| directory.display().to_string()).collect();
@@ -140,26 +131,25 @@ fn find(kind: &str, call: &Call) -> Result<PathBuf, Error> {
         let msg = format!("failed to find plugin {kind:?} in path [{}]{next}", directories.join(" "));
         return Err(Error::new(Code::InvalidConfig, msg));
     };
-    trusted_file::check(&file).map_err(refused)?;
-    Ok(file)
+    trusted_file::check(&file).map_err(|error| refused(error.to_string()))?;
+    Ok((file, bin_dir))
 }
 
 /// Returns the directory that the configuration names, if it exists. A missing directory is not passed to plugins:
 /// another user may create it while they run.
 ///
 /// # Errors
-/// [`Code::InvalidConfig`]: another user can change it or a directory on its path, or it contains system commands.
-fn bin_dir(call: &Call) -> Result<Option<&Path>, Error> {
+/// The reason why it is not used: another user can change it or a directory on its path, or it contains system commands.
+fn bin_dir(call: &Call) -> Result<Option<&Path>, String> {
     let Some(directory) = call.bin_dir.as_deref() else { return Ok(None) };
     match trusted_file::check(directory) {
         Ok(resolved) if has_system_commands(&resolved) => {
             let shown = directory.display();
-            let msg = format!("{shown} contains system commands; expected a directory that contains only CNI plugins");
-            Err(Error::new(Code::InvalidConfig, msg))
+            Err(format!("{shown} contains system commands; expected a directory that contains only CNI plugins"))
         }
         Ok(_) => Ok(Some(directory)),
         Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(Error::new(Code::InvalidConfig, error.to_string())),
+        Err(error) => Err(error.to_string()),
     }
 }
 
@@ -232,6 +222,10 @@ mod find_tests {
     use nix::unistd::{Uid, chown};
     use std::fs::{self, Permissions};
     use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn find(kind: &str, call: &Call) -> Result<PathBuf, Error> {
+        super::find(kind, call).map(|(file, _)| file)
+    }
 
     /// A directory that is removed after the test.
     struct Root(PathBuf);

@@ -33,12 +33,10 @@ impl RunnableConfiguration {
         if let Some(previous) = previous {
             conf.insert("prevResult".to_owned(), previous.clone());
         }
-        let mut runtime_config = Map::new();
-        for capability in capabilities(plugin)? {
-            if let Some(value) = self.runtime_config.get(capability) {
-                runtime_config.insert(capability.to_owned(), value.clone());
-            }
-        }
+        let capabilities = capabilities(plugin)?;
+        let is_capable = |(key, _): &(&String, &Value)| capabilities.contains(&key.as_str());
+        let keys = self.runtime_config.iter().filter(is_capable);
+        let runtime_config: Map<_, _> = keys.map(|(key, value)| (key.clone(), value.clone())).collect();
         if !runtime_config.is_empty() {
             conf.insert("runtimeConfig".to_owned(), runtime_config.into());
         }
@@ -79,30 +77,7 @@ impl RunnableConfiguration {
         }
         conf
     }
-}
 
-fn capabilities(plugin: &Block) -> Result<Vec<&str>, Error> {
-    let expected = "true or false, by name";
-    match plugin.keys.get("capabilities") {
-        None | Some(Value::Null) => Ok(Vec::new()),
-        Some(Value::Object(named)) => {
-            let mut supported = Vec::new();
-            for (name, value) in named {
-                if value.as_bool().ok_or_else(|| invalid(plugin, &format!("capabilities.{name}"), value, expected))? {
-                    supported.push(name.as_str());
-                }
-            }
-            Ok(supported)
-        }
-        Some(other) => Err(invalid(plugin, "capabilities", other, expected)),
-    }
-}
-
-fn invalid(plugin: &Block, key: &str, value: &Value, expected: &str) -> Error {
-    wrong_type(&format!("{}.{key}", plugin.path), value, expected)
-}
-
-impl RunnableConfiguration {
     /// Checks that all plugins can be run, before anything is changed.
     ///
     /// # Errors
@@ -125,8 +100,9 @@ impl RunnableConfiguration {
             match run(runner, call, plugin, conf).and_then(|result| result.map(convert).transpose()) {
                 Ok(result) => latest = result.or(latest),
                 Err(error) => {
-                    let del = call.with_command(CniCommand::Del);
-                    self.del_plugins(runner, &del, &self.plugins[..=index], latest.as_ref()).unwrap_or_else(|error| {
+                    let del = Call { command: CniCommand::Del, ..call.clone() };
+                    let called = Self { plugins: self.plugins[..=index].to_vec(), ..self.clone() };
+                    called.del(runner, &del, latest.as_ref()).unwrap_or_else(|error| {
                         tracing::warn!("can't undo the failed ADD of network {:?}: {error}", self.name)
                     });
                     return Err(error);
@@ -142,20 +118,10 @@ impl RunnableConfiguration {
     /// # Errors
     /// The first plugin that failed, with the others in its details.
     pub fn del(&self, runner: &dyn Runner, call: &Call, result: Option<&Value>) -> Result<(), Error> {
-        self.del_plugins(runner, call, &self.plugins, result)
-    }
-
-    fn del_plugins(
-        &self,
-        runner: &dyn Runner,
-        call: &Call,
-        plugins: &[Block],
-        result: Option<&Value>,
-    ) -> Result<(), Error> {
         // The version that added CHECK also added the result for DEL (SPEC.md, 0.4.0).
         let result = result.filter(|_| self.allows(CniCommand::Check));
         let del = |plugin: &Block| run(runner, call, plugin, self.attachment_conf(plugin, result)).map(drop);
-        Error::all(plugins.iter().rev().map(del))
+        Error::all(self.plugins.iter().rev().map(del))
     }
 
     /// Runs CHECK in order, with the result of ADD. Does nothing if the network's version has no CHECK or the
@@ -195,6 +161,24 @@ impl RunnableConfiguration {
         let status = |plugin: &Block| run(runner, call, plugin, Ok(self.node_conf(plugin))).map(drop);
         self.plugins.iter().try_for_each(status)
     }
+}
+
+fn capabilities(plugin: &Block) -> Result<Vec<&str>, Error> {
+    let invalid = |key: &str, value| invalid(plugin, key, value, "true or false, by name");
+    let mut supported = Vec::new();
+    let Some(capabilities) = plugin.keys.get("capabilities").filter(|value| !value.is_null()) else {
+        return Ok(supported);
+    };
+    for (name, value) in capabilities.as_object().ok_or_else(|| invalid("capabilities", capabilities))? {
+        if value.as_bool().ok_or_else(|| invalid(&format!("capabilities.{name}"), value))? {
+            supported.push(name.as_str());
+        }
+    }
+    Ok(supported)
+}
+
+fn invalid(plugin: &Block, key: &str, value: &Value, expected: &str) -> Error {
+    wrong_type(&format!("{}.{key}", plugin.path), value, expected)
 }
 
 fn run(
@@ -346,7 +330,7 @@ mod sequence_tests {
     }
 
     fn call(command: CniCommand) -> Call {
-        Call { netns: "/run/netns/c".into(), ..Call::example() }.with_command(command)
+        Call { command, netns: "/run/netns/c".into(), ..Call::example() }
     }
 
     /// Returns the outcome of `work` and the calls that it made.

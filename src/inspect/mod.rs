@@ -2,10 +2,10 @@
 
 pub mod audit;
 mod child;
+mod configurations;
 pub mod doctor;
 mod elements;
 mod explain;
-mod installed;
 mod needless_exclusions;
 mod nodes;
 mod rules;
@@ -20,8 +20,8 @@ pub use crate::cni::configuration;
 pub use child::{ProgramOutput, run_program};
 pub use elements::{ContainerSender, ContainerSets, ElementLine};
 pub use explain::{
-    ExcludedContainer, ExcludedPart, ExcludedTraffic, Explained, ExplainedGuard, Explanation, Explanations,
-    InitContainer, NetworkReport, Proxy, Setting, Warning, explain, explained, picture,
+    ExcludedContainer, ExcludedPart, ExcludedTraffic, Explained, ExplainedGuard, Explanation, InitContainer,
+    NetworkReport, Proxy, Setting, Warning, explain, explained, picture,
 };
 pub use needless_exclusions::NeedlessExclusion;
 pub use nodes::{

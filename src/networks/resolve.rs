@@ -8,7 +8,7 @@ use super::definition::configuration;
 use super::files;
 use super::interfaces::{check_default_routes, interface_names};
 use super::status::no_network_found;
-use crate::cluster::{DefinitionQuery, Definitions, Lookup, ObjectRef, Reports};
+use crate::cluster::{Cluster, DefinitionQuery, Definitions, Lookup, ObjectRef};
 use crate::cni::{Code, DefaultNetwork, Error, NetworkName, Primary};
 use crate::pod::Pod;
 use std::collections::BTreeMap;
@@ -56,7 +56,7 @@ pub fn resolve(
     cluster: Option<&dyn Definitions>,
     pod: Option<&Pod>,
     ifname: &str,
-    reports: Option<&dyn Reports>,
+    reports: Option<&dyn Cluster>,
 ) -> Result<PodNetworks, Error> {
     let mut resolved = PodNetworks::default();
     let references = references(conf, pod, &mut resolved.warnings)?;
@@ -167,7 +167,7 @@ fn look_up(
 /// Everything that resolution needs.
 struct ResolveContext<'a> {
     conf: &'a Primary,
-    reports: Option<&'a dyn Reports>,
+    reports: Option<&'a dyn Cluster>,
     pod: Option<&'a Pod>,
     definitions: BTreeMap<ObjectRef, Lookup>,
 }

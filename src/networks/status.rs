@@ -37,23 +37,11 @@ struct NetworkStatusEntry<'a> {
     mtu: u32,
     #[serde(skip_serializing_if = "Not::not")]
     default: bool,
-    dns: DnsEntry<'a>,
+    dns: &'a Dns,
     #[serde(rename = "device-info", skip_serializing_if = "Option::is_none")]
     device_info: Option<&'a Value>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     gateway: Vec<IpAddr>,
-}
-
-#[derive(Serialize)]
-struct DnsEntry<'a> {
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    nameservers: &'a [String],
-    #[serde(skip_serializing_if = "str::is_empty")]
-    domain: &'a str,
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    search: &'a [String],
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    options: &'a [String],
 }
 
 /// Returns the annotation's value for the networks of a pod, in the order in which they were added. It has the form of
@@ -93,7 +81,6 @@ fn entries(added: AddedNetwork<'_>) -> Vec<NetworkStatusEntry<'_>> {
 impl<'a> AddedNetwork<'a> {
     fn entry(self, interface: Option<usize>, ips: Vec<IpAddr>, default: bool) -> NetworkStatusEntry<'a> {
         let interface = interface.map(|index| &self.result.interfaces[index]);
-        let Dns { nameservers, domain, search, options, .. } = &self.result.dns;
         NetworkStatusEntry {
             name: self.name,
             interface: interface.map_or("", |interface| &interface.name),
@@ -101,7 +88,7 @@ impl<'a> AddedNetwork<'a> {
             mac: interface.map_or("", |interface| &interface.mac),
             mtu: interface.map_or(0, |interface| interface.mtu),
             default,
-            dns: DnsEntry { nameservers, domain, search, options },
+            dns: &self.result.dns,
             device_info: self.device_info,
             gateway: self.result.default_gateways().collect(),
         }

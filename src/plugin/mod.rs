@@ -5,7 +5,7 @@ pub use record::FormatCounts;
 use crate::cni::version::{NEWEST, SUPPORTED};
 use crate::cni::{Block, CniCommand, Code, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};
 use crate::delegate::{Call, Executables};
-use crate::logging::{EventCollector, Lines};
+use crate::logging::CallEvents;
 use crate::networks::RunnableConfiguration;
 use crate::printable::Text;
 use crate::streams::Stdout;
@@ -66,11 +66,11 @@ fn read(stdin: impl Read) -> Result<Vec<u8>, Error> {
 }
 
 fn serve(request: &Request, document: &mut Document, program: &str) -> Result<Option<Value>, Error> {
-    let (started, events, lines) = (Instant::now(), EventCollector::default(), Lines::default());
+    let (started, events) = (Instant::now(), CallEvents::default());
     let warnings = node::apply(request, document, program)?;
     let mut conf = parse(request, document, program)?;
     conf.warnings.splice(0..0, warnings);
-    start_logging(request, &conf, &events, &lines);
+    start_logging(request, &conf, &events);
     for warning in &conf.warnings {
         tracing::warn!("{warning}");
     }
@@ -78,7 +78,7 @@ fn serve(request: &Request, document: &mut Document, program: &str) -> Result<Op
     if let Err(error) = &outcome {
         tracing::error!(code = error.number(), "{error}");
     }
-    lines.finish();
+    events.finish();
     node::report(request, &conf, &outcome, started, &events);
     outcome
 }
@@ -99,7 +99,7 @@ fn parse(request: &Request, document: &mut Document, program: &str) -> Result<Ne
     Ok(conf)
 }
 
-fn start_logging(request: &Request, conf: &NetConf, events: &EventCollector, lines: &Lines) {
+fn start_logging(request: &Request, conf: &NetConf, events: &CallEvents) {
     let context = [
         ("command", request.command.name()),
         ("network", &conf.name),
@@ -107,8 +107,7 @@ fn start_logging(request: &Request, conf: &NetConf, events: &EventCollector, lin
         ("ifname", &request.ifname),
         ("pod", &request.about),
     ];
-    let events = conf.kubernetes.agent_socket.is_some().then_some(events);
-    logging::start(conf.log_level, conf.log_file.as_deref(), &context, events, Some(lines));
+    logging::start(conf.log_level, conf.log_file.as_deref(), &context, Some(events));
 }
 
 /// Runs the command of a call, as the primary plugin or as an attachment. Returns the result for stdout, for ADD only.

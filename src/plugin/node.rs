@@ -9,7 +9,7 @@ use crate::cni::{
     Request, configuration,
 };
 use crate::host_path::HostPath;
-use crate::logging::EventCollector;
+use crate::logging::CallEvents;
 use crate::trusted_file;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
@@ -141,7 +141,7 @@ pub(super) fn report<T>(
     conf: &NetConf,
     outcome: &Result<T, Error>,
     started: Instant,
-    events: &EventCollector,
+    events: &CallEvents,
 ) {
     // Runtimes call STATUS every few seconds.
     let Some(socket) = conf.kubernetes.agent_socket.as_ref().filter(|_| request.command != CniCommand::Status) else {

@@ -1,13 +1,9 @@
 use super::*;
 use nix::sys::stat::Mode;
 use nix::unistd::{Gid, Uid, chown, mkfifo};
-use rustix::fs::OFlags;
 use std::fs::Permissions;
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::MetadataExt;
+use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
 
 const LIMIT: u64 = 100;
 
@@ -173,7 +169,7 @@ fn locks_are_accessible_for_the_owner_only() {
 
 #[test]
 fn removed_files_and_files_of_proc_can_be_read() {
-    follow(Path::new("/proc/self/exe")).expect("opened");
+    open_of_any_kind(Path::new("/proc/self/exe")).expect("opened");
     let pid = std::process::id().to_string();
     assert!(read_text(Path::new("/proc/self/stat"), 4096).expect("read").starts_with(&pid));
     let directory = Directory::new("text");

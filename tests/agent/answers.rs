@@ -234,11 +234,13 @@ fn with_a_refused_watch_each_add_sends_requests() {
 }
 
 #[test]
-fn a_cluster_without_attachment_definitions_causes_no_warning() {
+fn a_cluster_without_attachment_definitions_causes_no_warning_and_its_first_ones_are_watched() {
     Scene::run(|scene| {
         scene.api.refuse_watches(404);
         let agent = scene.agent_that_starts("first");
         agent.wait_for_log("this cluster has no network attachment definitions");
+        scene.api.grant_watches();
+        agent.wait_for_log("watching network attachment definitions");
     });
 }
 

@@ -1,7 +1,7 @@
 //! The API server accepts every field of the shipped manifests, and the agent writes only to mounted volumes.
 
 use crate::control_plane::ControlPlane;
-use crate::node::{OWN_LIST, SETTLED, on_a_node};
+use crate::node::{OWN_LIST, on_a_node};
 use crate::shipped::{apply, base, chart, chart_with_files, cluster_with, helm, manifests, objects, of_kind, prepare};
 use detour_cni::agent::install::PLATFORMS;
 use serde_json::{Value, json};
@@ -163,8 +163,7 @@ fn the_agent_writes_only_to_mounted_volumes() {
         let objects = base(platform);
         on_a_node(&plane, &objects, |node| {
             let before = node.files();
-            let agent = node.start_agent("a");
-            agent.wait_for_log(SETTLED);
+            let _agent = node.settled_agent("a");
             let pod = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
             let mounts = pod["containers"][0]["volumeMounts"].as_array().expect("mounts").iter();
             let mounts: Vec<&str> =

@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::node::{Kubelet, NAME, Node, SETTLED, meshed_pod, on_a_node};
+use crate::node::{Kubelet, NAME, Node, meshed_pod, on_a_node};
 use crate::shipped::{NAMESPACE, apply, chart, cluster_with, manifests, objects, of_kind};
 use crate::support::netns_pod::Pod;
 use crate::support::program::write_executable;
@@ -23,6 +23,14 @@ struct Run {
 impl Run {
     fn json_or_null(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_default()
+    }
+
+    /// Checks the exit code, and that stdout and stderr have these parts.
+    #[track_caller]
+    fn has(&self, code: i32, parts: &[&str]) {
+        let printed = format!("{}{}", self.stdout, self.stderr);
+        let missing = parts.iter().find(|part| !printed.contains(**part));
+        assert_eq!((self.code, missing), (Some(code), None), "{self:?}");
     }
 
     #[track_caller]
@@ -151,19 +159,12 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
         let pod = meshed_pod(&scene.admin, "web-0");
         let machine = &scene.machine;
         let missing = machine.detour(&["rules", "web-0"]);
-        assert_eq!(missing.code, Some(1), "{missing:?}");
-        assert!(
-            missing
-                .stderr
-                .contains("pod shop/web-0: no agent on its node node-1; see kubectl detour check --node node-1"),
-            "{missing:?}"
-        );
+        missing.has(1, &["pod shop/web-0: no agent on its node node-1; see kubectl detour check --node node-1"]);
 
         scene.agent_pod(|_| {});
         let sandbox = Pod::new();
         sandbox.pin(&pod);
-        let agent = scene.node.start_agent("detour-agent-x");
-        agent.wait_for_log(SETTLED);
+        let _agent = scene.node.settled_agent("detour-agent-x");
         scene.node.call("ADD", &sandbox, &pod).expect("added");
 
         let report = |explained: &Run| {
@@ -189,11 +190,7 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
             "{warnings}"
         );
         let trace = machine.detour(&["trace", "web-0", "--from", "uid=4711", "--to", "1.2.3.4:443/tcp"]);
-        assert!(
-            trace.stdout.contains("direct")
-                && trace.stdout.contains(&format!("Configuration: installed on the node: {file}")),
-            "{trace:?}"
-        );
+        trace.has(0, &["direct", &format!("Configuration: installed on the node: {file}")]);
         let config = machine.write(
             "other.conf",
             r#"{"cniVersion": "1.1.0", "name": "other", "type": "detour", "kubernetes": {"kubeconfig": "/k"}}"#,
@@ -238,16 +235,9 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
 
         let doctor = machine.detour(&["doctor", "web-0", "-o", "json"]);
         assert_eq!(doctor.code, Some(1), "{doctor:?}");
-        let checks = doctor.json()["checks"].clone();
-        let outcome = |id: &str| {
-            checks
-                .as_array()
-                .expect("checks")
-                .iter()
-                .find(|check| check["id"] == id)
-                .map(|check| check["outcome"].clone())
-        };
-        assert_eq!(outcome("netns-found"), Some(json!("pass")), "{doctor:?}");
+        let checks = doctor.json()["checks"].as_array().expect("checks").clone();
+        let found = checks.iter().find(|check| check["id"] == "netns-found").expect("the check");
+        assert_eq!(found["outcome"], "pass", "{doctor:?}");
 
         let trace = ["trace", "--live", "web-0", "--from", "uid=1000", "--to", "1.2.3.4:443/tcp", "-o", "json"];
         let trace = machine.detour(&trace);
@@ -420,8 +410,7 @@ fn check_summarizes_all_nodes() {
         let machine = &scene.machine;
         let kubelet = scene.kubelet(env!("CARGO_BIN_EXE_detour"));
         let agent = scene.agent_pod(|_| {});
-        let running = scene.node.start_agent("detour-agent-x");
-        running.wait_for_log(SETTLED);
+        let running = scene.node.settled_agent("detour-agent-x");
         scene.add_node("windows-1", kubelet.port, &json!({"kubernetes.io/os": "windows"}));
         workloads_with_native_sidecars(&scene.admin);
         let run = machine.detour(&["check", "-o", "json"]);
@@ -468,14 +457,10 @@ fn check_summarizes_all_nodes() {
         scene.add_node("node-2", kubelet.port, &json!({"kubernetes.io/os": "linux", "zone": "b"}));
         scene.set_status(&agent, &json!({"running": {}}), false);
         let run = machine.detour(&["check"]);
-        assert_eq!((run.code, run.stderr.as_str()), (Some(1), "error: unhealthy nodes: node-1, node-2\n"), "{run:?}");
-        for part in [
-            "the agent is not ready; failed: ",
-            "kubeconfig-",
-            "no agent, but DaemonSet kube-system/detour-agent selects this node; see kubectl describe daemonset -n kube-system detour-agent",
-        ] {
-            assert!(run.stdout.contains(part), "{part}: {run:?}");
-        }
+        assert_eq!(run.stderr, "error: unhealthy nodes: node-1, node-2\n", "{run:?}");
+        let selects = "no agent, but DaemonSet kube-system/detour-agent selects this node; see kubectl describe daemonset -n \
+                       kube-system detour-agent";
+        run.has(1, &["the agent is not ready; failed: ", "kubeconfig-", selects]);
         let one = machine.detour(&["check", "--node", "windows-1"]);
         assert_eq!(one.code, Some(0), "{one:?}");
 
@@ -485,19 +470,12 @@ fn check_summarizes_all_nodes() {
         let kubeconfigs = format!("missing:{}:{other}", machine.directory.join("kubeconfig").display());
         let through = machine.run(&kubectl, &["detour", "check", "--node", "windows-1"], &kubeconfigs);
         assert_eq!((through.code, &through.stdout), (Some(0), &one.stdout), "{through:?}");
-        let failed = machine.run(&kubectl, &["detour", "check", "--context=other"], "kubeconfig");
-        assert!(failed.code == Some(1) && failed.stderr.contains("other"), "{failed:?}");
+        machine.run(&kubectl, &["detour", "check", "--context=other"], "kubeconfig").has(1, &["other"]);
         let help = machine.run(&kubectl, &["detour", "check", "--help"], "kubeconfig");
-        assert!(help.stdout.contains("Usage: kubectl detour check [OPTIONS]"), "{help:?}");
+        help.has(0, &["Usage: kubectl detour check [OPTIONS]"]);
         let selected = machine.detour(&["check", "-l", "zone=b", "-o", "yaml"]);
-        assert!(
-            selected.stderr.contains("unhealthy nodes: node-2\n") && !selected.stdout.contains("node-1"),
-            "{selected:?}"
-        );
-        let missing = machine.detour(&["check", "--node", "node-9"]);
-        assert!(
-            missing.code == Some(1) && missing.stderr.contains("node node-9: not found; see kubectl get nodes"),
-            "{missing:?}"
-        );
+        selected.has(1, &["unhealthy nodes: node-2\n"]);
+        assert!(!selected.stdout.contains("node-1"), "{selected:?}");
+        machine.detour(&["check", "--node", "node-9"]).has(1, &["node node-9: not found; see kubectl get nodes"]);
     });
 }

@@ -181,6 +181,13 @@ impl Node<'_> {
         Agent::of(command.args(arguments))
     }
 
+    /// Starts the agent, and waits until the installation is complete.
+    pub(crate) fn settled_agent(&self, name: &str) -> Agent {
+        let agent = self.start_agent(name);
+        agent.wait_for_log(SETTLED);
+        agent
+    }
+
     /// Serves exec as a kubelet does: commands run as processes on this node, with the environment of the agent's
     /// container. `program` replaces the container's. Returns the process and its port.
     pub(crate) fn start_kubelet(&self, name: &str, program: &Path) -> Kubelet {
@@ -343,19 +350,6 @@ impl Pod {
     /// Whether it has the plugin's redirection.
     pub(crate) fn redirects(&self) -> bool {
         self.tool("iptables-save", &["-t", "nat"], "").contains("-A ISTIO_REDIRECT ")
-    }
-
-    /// Returns its rules.
-    pub(crate) fn rules(&self) -> String {
-        let rules = ["iptables-save", "ip6tables-save"].map(|program| self.tool(program, &[], ""));
-        let native = self.tool("nft", &["list", "table", "inet", "detour-exclusions"], "");
-        let is_rule = |line: &&str| !line.starts_with(['#', ':']);
-        rules
-            .iter()
-            .chain([&native])
-            .flat_map(|text| text.lines().filter(is_rule))
-            .map(|line| format!("{line}\n"))
-            .collect()
     }
 
     /// Removes the redirection.

@@ -5,7 +5,6 @@ use crate::node::{SETTLED, events, meshed_pod, on_a_node};
 use crate::repairs::watches;
 use crate::shipped::{self, NAMESPACE, apply, base, chart, manifests, prepare};
 use crate::support::netns_pod::Pod;
-use detour_cni::cluster::agent::{PoliciesReport, pod_policies};
 use detour_cni::pod::PodRef;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -164,30 +163,6 @@ fn each_permission_is_used_and_no_other_is_needed() {
         let wanted: BTreeSet<_> = rows.flat_map(|row| row.permission.clone()).collect();
         assert_eq!(asked, wanted, "{who}");
     }
-}
-
-#[test]
-fn an_agent_without_repairs_may_create_events_of_its_own_pod_and_reports_no_policies() {
-    let (plane, objects) = (ControlPlane::start(), chart(&["onExit=leave,repair.enabled=false"]));
-    let admin = plane.admin();
-    prepare(&admin);
-    apply(&admin, &objects);
-    // The agent's pod does not mount the saved state that shows whether this pod has rules.
-    meshed_pod(&admin, "web-0");
-    on_a_node(&plane, &objects, |node| {
-        let agent = node.start_agent("detour-agent-x");
-        agent.wait_for_logs(&[SETTLED]);
-        fs::write("/run/config-detour-agent/config.json", r#"{"log_level": "verbose"}"#).expect("a tmpfs");
-        let kind = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"namespace": NAMESPACE}});
-        let is_refusal = |event: &Value| {
-            let message = event["message"].as_str().expect("text");
-            event["reason"] == "DetourConfigurationRejected" && message.contains("log_level: invalid value \"verbose\"")
-        };
-        plane.until(|| admin.list(&kind).expect("allowed").iter().any(is_refusal));
-        let report = pod_policies(&node.path("run/detour/agent.sock"), Duration::from_secs(60)).expect("an answer");
-        assert_eq!(report, PoliciesReport::default());
-        assert!(agent.ended().0.success());
-    });
 }
 
 /// Returns the permissions that a user's requests needed, with names where a permission is limited to them.

@@ -80,8 +80,7 @@ fn a_new_node_has_the_taint_until_its_agent_is_ready() {
     assert_eq!(taints(&new).len(), other.len() + 1);
     assert!(other.iter().any(|taint| taint["key"] == "dedicated"));
     on_a_node(&plane, &objects, |node| {
-        let agent = node.start_agent("a");
-        agent.wait_for_log(SETTLED);
+        let _agent = node.settled_agent("a");
         plane.until(|| taints(&new) == other);
         // The policy does not apply to updates of a node.
         admin.merge(&new, &json!({"metadata": {"labels": {"changed": "yes"}}})).expect("accepted");
@@ -107,8 +106,7 @@ fn the_plugin_stays_during_a_rollout() {
     let plane = cluster();
     let objects = base("kubernetes");
     on_a_node(&plane, &objects, |node| {
-        let old = node.start_agent("old");
-        old.wait_for_log(SETTLED);
+        let old = node.settled_agent("old");
         let change = json!({"spec": {"template": {"metadata": {"annotations": {"a": "b"}}}}});
         plane.admin().merge(of_kind(&objects, "DaemonSet"), &change).expect("changed");
         let (status, logged) = old.ended();
@@ -130,8 +128,7 @@ fn the_plugin_is_removed_with_the_daemonset_in_any_order_of_deletion() {
         let plane = cluster();
         let admin = plane.admin();
         on_a_node(&plane, &objects, |node| {
-            let agent = node.start_agent("a");
-            agent.wait_for_log(SETTLED);
+            let agent = node.settled_agent("a");
             until_watched(&plane);
             delete(&admin, &objects, &order);
             // The kubelet ends the pod later.
@@ -142,52 +139,11 @@ fn the_plugin_is_removed_with_the_daemonset_in_any_order_of_deletion() {
     }
 }
 
-/// A restarted server has no earlier changes: the DaemonSet's resource version is too old for a watch.
-#[test]
-fn the_plugin_is_removed_with_the_daemonset_after_a_restart_of_the_api_server() {
-    let plane = cluster();
-    let (admin, objects) = (plane.admin(), base("kubernetes"));
-    on_a_node(&plane, &objects, |node| {
-        let agent = node.start_agent("a");
-        agent.wait_for_log(SETTLED);
-        until_watched(&plane);
-        for number in 0..30 {
-            let change = json!({"metadata": {"annotations": {"number": number.to_string()}}});
-            admin.merge(of_kind(&objects, "ServiceAccount"), &change).expect("changed");
-        }
-        plane.kill_api();
-        let before = watches(&plane);
-        plane.start_api();
-        plane.until(|| watches(&plane) > before);
-        delete(&admin, &objects, &["DaemonSet", "RoleBinding", "Role", "ClusterRoleBinding", "ClusterRole"]);
-        let (status, logged) = agent.ended();
-        assert!(status.success() && !node.is_installed(), "{logged:#?}");
-    });
-}
-
-#[test]
-fn a_daemonset_in_foreground_deletion_counts_as_deleted() {
-    let plane = cluster();
-    let objects = base("kubernetes");
-    on_a_node(&plane, &objects, |node| {
-        let agent = node.start_agent("a");
-        agent.wait_for_log(SETTLED);
-        let daemon_set = of_kind(&objects, "DaemonSet");
-        let waits = json!({"metadata": {"finalizers": ["foregroundDeletion"]}});
-        plane.admin().merge(daemon_set, &waits).expect("changed");
-        plane.admin().delete(daemon_set).expect("marked");
-        assert!(plane.admin().get(daemon_set).expect("still there")["metadata"]["deletionTimestamp"].is_string());
-        let (_, logged) = agent.ended();
-        assert!(!node.is_installed(), "{logged:#?}");
-    });
-}
-
 #[test]
 fn without_an_answer_the_plugin_stays_and_a_warning_is_logged() {
     let plane = cluster();
     on_a_node(&plane, &base("kubernetes"), |node| {
-        let agent = node.start_agent("a");
-        agent.wait_for_log(SETTLED);
+        let agent = node.settled_agent("a");
         plane.kill_api();
         let started = Instant::now();
         let (status, logged) = agent.ended();

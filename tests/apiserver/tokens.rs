@@ -1,17 +1,15 @@
 //! The plugin's own token: renewed, expired, and reused while the API server is down; the agent's answers to the plugin.
 
-use crate::control_plane::ControlPlane;
-use crate::node::{NAME, Node, OWN_LIST, SETTLED, meshed_pod, on_a_node};
-use crate::shipped::{NAMESPACE, apply, base, chart, cluster, cluster_with, established, namespaces, types};
+use crate::node::{NAME, Node, SETTLED, meshed_pod, on_a_node};
+use crate::shipped::{NAMESPACE, base, chart, cluster, cluster_with};
 use crate::support::health::get;
 use crate::support::netns_pod::Pod;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use detour_cni::cluster::{Api, DefinitionQuery, Lookup, ObjectRef, Token};
+use detour_cni::cluster::Token;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use std::fs;
-use std::path::Path;
 
 #[test]
 fn the_plugin_works_with_a_token_of_its_own() {
@@ -19,8 +17,7 @@ fn the_plugin_works_with_a_token_of_its_own() {
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
-        let agent = node.start_agent("a");
-        agent.wait_for_log(SETTLED);
+        let agent = node.settled_agent("a");
         let token = Token::of_account(&node.plugin_token(), NAMESPACE, "detour-plugin").expect("the plugin's");
         let minutes = (token.expires.as_second() - Timestamp::now().as_second()) / 60;
         assert!((58..=60).contains(&minutes), "{minutes}");
@@ -85,8 +82,7 @@ fn while_the_api_server_is_down_the_token_on_the_node_stays() {
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
-        let agent = node.start_agent("a");
-        agent.wait_for_log(SETTLED);
+        let agent = node.settled_agent("a");
         let token = node.plugin_token();
         plane.kill_api();
         drop(agent);
@@ -111,8 +107,6 @@ fn while_the_api_server_is_down_the_token_on_the_node_stays() {
         assert!(sandbox.redirects());
     });
 }
-
-const CALICO: &str = include_str!("../golden/10-calico.conflist");
 const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
 
 /// Replaces the plugin's token by one that expired in 2001. The API server answers 401 in any case, because the
@@ -129,8 +123,7 @@ fn expire_token(node: &Node<'_>) -> String {
 
 /// Installs the plugin with an agent that ends, and replaces the token as [`expire_token`] does.
 fn leave_expired_token(node: &Node<'_>) -> String {
-    let agent = node.start_agent("a");
-    agent.wait_for_log(SETTLED);
+    let agent = node.settled_agent("a");
     assert!(agent.ended().0.success());
     expire_token(node)
 }
@@ -170,7 +163,7 @@ fn only_the_pod_with_a_sidecar_waits(node: &Node<'_>, pod: &Value, code: u64, pa
 }
 
 #[test]
-fn with_an_expired_token_only_pods_with_a_sidecar_wait_for_the_agent() {
+fn with_an_expired_token_only_pods_with_a_sidecar_wait_for_the_agent_and_the_api_server() {
     let plane = cluster();
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
@@ -178,117 +171,17 @@ fn with_an_expired_token_only_pods_with_a_sidecar_wait_for_the_agent() {
         let expired = leave_expired_token(node);
         only_the_pod_with_a_sidecar_waits(node, &pod, 101, "401");
 
-        // The agent renews the token with its own one, before the node is ready.
+        plane.kill_api();
         let second = node.start_agent("b");
         let serving = second.wait_for_log("serving /healthz");
+        second.wait_for_log("missing: a valid token of the plugin, whose token expired at 2001-09-09");
+        assert_eq!(readiness(&serving), "503");
+        plane.start_api();
+        // The agent renews the token with its own one, before the node is ready.
         second.wait_for_log(SETTLED);
         assert_ne!(node.plugin_token(), expired);
         second.wait_for_log("the plugin is ready on this node");
         assert!(readiness(&serving) == "200");
         the_pod_starts(node, &pod);
     });
-}
-
-#[test]
-fn without_a_valid_token_and_an_api_server_the_agent_still_restores_the_configuration_list() {
-    let plane = cluster();
-    let admin = plane.admin();
-    let pod = meshed_pod(&admin, "web-0");
-    on_a_node(&plane, &base("kubernetes"), |node| {
-        let expired = leave_expired_token(node);
-        plane.kill_api();
-
-        let second = node.start_agent("b");
-        let serving = second.wait_for_log("serving /healthz");
-        second.wait_for_log("missing: a valid token of the plugin, whose token expired at 2001-09-09");
-        node.write(OWN_LIST, CALICO);
-        second.wait_for_log("write /etc/cni/net.d/00-detour.conflist");
-        assert!(node.read(OWN_LIST).contains("\"detour\""), "{}", node.read(OWN_LIST));
-        assert_eq!(node.plugin_token(), expired);
-        assert_eq!(readiness(&serving), "503");
-        only_the_pod_with_a_sidecar_waits(node, &pod, 11, "no usable answer");
-
-        plane.start_api();
-        second.wait_for_log("write /var/lib/cni/detour/kubeconfig");
-        second.wait_for_log(SETTLED);
-        assert_ne!(node.plugin_token(), expired);
-        the_pod_starts(node, &pod);
-    });
-}
-
-/// Returns the number of a service account's requests.
-fn asked(plane: &ControlPlane, account: &str) -> usize {
-    let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
-    plane.audit().iter().filter(|event| event["user"]["username"] == user.as_str()).count()
-}
-
-#[test]
-fn a_resource_type_that_is_created_later_is_watched() {
-    let plane = ControlPlane::start();
-    let admin = plane.admin();
-    let (namespaces, types) = (namespaces(), types());
-    let objects = chart(&["primaryPlugin.enabled=true"]);
-    apply(&admin, &namespaces);
-    apply(&admin, &objects);
-    on_a_node(&plane, &objects, |node| {
-        let agent = node.start_agent("a");
-        agent.wait_for_log(SETTLED);
-        apply(&admin, &types);
-        established(&admin, &types);
-        let definition = json!({
-            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
-            "metadata": {"namespace": "default", "name": "blue"}, "spec": {"config": "{}"},
-        });
-        admin.apply(&definition).expect("accepted");
-        agent.wait_for_log("watching network attachment definitions");
-        let object = ObjectRef { namespace: "default".into(), name: "blue".into() };
-        let found = node.source().definitions(&[DefinitionQuery { object, awaited: false }]).expect("an answer");
-        assert!(matches!(&found[..], [Lookup::Found(definition)] if definition.config == "{}"), "{found:?}");
-        assert_eq!(asked(&plane, "detour-plugin"), 0);
-    });
-}
-
-/// What `detour audit` asks, with the rights of the agent and with those of the plugin.
-#[test]
-fn the_agent_can_list_the_pods_of_a_node_and_all_namespaces() {
-    let plane = cluster();
-    let admin = plane.admin();
-    let pod = meshed_pod(&admin, "web-0");
-    // More than a page.
-    let mut names: Vec<String> = (1..45).map(|number| format!("web-{number}")).collect();
-    for name in &names {
-        let mut more = json!({"apiVersion": "v1", "kind": "Pod", "spec": pod["spec"]});
-        more["metadata"] = json!({"namespace": "shop", "name": name});
-        admin.apply(&more).expect("accepted");
-    }
-    let mut elsewhere = json!({"apiVersion": "v1", "kind": "Pod", "spec": pod["spec"]});
-    elsewhere["metadata"] = json!({"namespace": "shop", "name": "elsewhere"});
-    elsewhere["spec"]["nodeName"] = "another".into();
-    admin.apply(&elsewhere).expect("accepted");
-    let probe = |account: &str| {
-        let path = plane.kubeconfig();
-        let mut kubeconfig: Value = serde_json::from_slice(&fs::read(&path).expect("readable")).expect("JSON");
-        kubeconfig["users"][0]["user"] = json!({"token": admin.token(NAMESPACE, account)});
-        let path = path.with_file_name(account);
-        fs::write(&path, kubeconfig.to_string()).expect("writable");
-        Api::of_kubeconfig(Path::new("/"), path).within(Api::PROBE_TIMEOUT).once()
-    };
-    let agent = probe("detour-agent");
-    let node = pod["spec"]["nodeName"].as_str().expect("a node");
-    names.push("web-0".into());
-    names.sort();
-    for namespace in [None, Some("shop")] {
-        let pods = agent.pods_of_node(node, namespace).expect("listed");
-        let mut found: Vec<String> = pods.iter().map(|one| one.pod.name.clone()).collect();
-        found.sort();
-        assert_eq!(found, names);
-        assert!(pods.iter().all(|one| one.is_pending && !one.is_ending && one.pod.proxy().is_some()));
-    }
-    assert!(agent.pods_of_node(node, Some("default")).expect("listed").is_empty());
-    let namespaces = agent.namespaces(None).expect("listed");
-    let shop = namespaces.iter().find(|one| one.name == "shop").expect("it exists");
-    assert_eq!(shop.labels["kubernetes.io/metadata.name"], "shop");
-    assert_eq!(agent.namespaces(Some("shop")).expect("found"), std::slice::from_ref(shop));
-    let refused = probe("detour-plugin").pods_of_node(node, None).expect_err("it may only get pods");
-    assert!(refused.msg.contains("lack the permission to list pods"), "{refused}");
 }

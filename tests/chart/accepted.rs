@@ -1,7 +1,7 @@
 //! Values that the chart accepts. Each value of `values.yaml` has an effect.
 
 use crate::helm::{
-    DEFAULT, agent, leaves, merged, nested, notes, objects, of_kind, parsed, render, render_with, values,
+    DEFAULT, agent, leaves, merged, nested, notes, objects, of_kind, parsed, render, render_with, table, values,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -10,94 +10,8 @@ use std::collections::BTreeSet;
 const MAX_VALUES: usize = 56;
 
 /// A value that differs from the default, and the other values without which it has no effect.
-fn changes() -> Vec<(&'static str, Value, Value)> {
-    let none = || json!({});
-    let exclusion = || json!({"containerExclusion": {"enabled": true}});
-    let multus = || json!({"global": {"platform": "openshift"}});
-    vec![
-        ("fullnameOverride", json!("mesh"), none()),
-        ("hub", json!("registry.example:5000/mesh"), none()),
-        ("image", json!("registry.example:5000/detour:1"), none()),
-        ("tag", json!("0.1.0"), none()),
-        ("pullPolicy", json!("Always"), none()),
-        ("global.platform", json!("eks"), json!({"cniBinDir": "/x"})),
-        ("global.hub", json!("registry.example"), none()),
-        ("global.tag", json!("latest"), none()),
-        ("global.imagePullSecrets", json!(["registry"]), none()),
-        ("global.nativeNftables", json!(true), none()),
-        ("global.networkPolicy.enabled", json!(true), none()),
-        ("global.defaultResources.requests.cpu", json!("20m"), none()),
-        ("global.defaultResources.requests.memory", json!("32Mi"), none()),
-        ("global.defaultResources.limits.memory", json!("1Gi"), none()),
-        ("logLevel", json!("debug"), none()),
-        ("excludeNamespaces", json!(["*"]), none()),
-        ("cniBinDir", json!("/srv/.cni/..bin/a..b"), none()),
-        ("cniConfDir", json!("/srv/cni/net.d"), none()),
-        ("cniConfFileName", json!("10-calico.conflist"), none()),
-        ("cniNetnsDir", json!("/var/run/docker/netns"), none()),
-        ("chained", json!(false), none()),
-        ("cni.ownList", json!(false), none()),
-        (
-            "cni.multusChain",
-            json!("/run/multus/cni/net.d/vendor-cni-chain"),
-            json!({"global": {"platform": "openshift"}}),
-        ),
-        (
-            "config.chain",
-            json!([
-                {"type": "uid-exclude", "uids": "1000-1999"},
-                {"type": "container-exclude", "containers": ["*-init", "init-containers", ""]},
-                {"type": "container-exclude", "containers": "vault-*, app", "kinds": ["init"], "scope": "dns"},
-            ]),
-            none(),
-        ),
-        ("attachments", json!([{"name": "excludedns", "namespaces": ["shop"]}]), multus()),
-        ("definitions", json!("never"), multus()),
-        ("onExit", json!("leave"), none()),
-        ("repair.enabled", json!(false), none()),
-        ("repair.repairPods", json!(false), none()),
-        ("repair.deletePods", json!(true), json!({"repair": {"repairPods": false}})),
-        ("livePolicy", json!("off"), none()),
-        ("guard.enabled", json!(true), none()),
-        ("cni.credentials", json!(false), none()),
-        ("containerExclusion.enabled", json!(true), none()),
-        ("containerExclusion.nriSocket", json!("/run/nri/own.sock"), exclusion()),
-        ("taint.enabled", json!(true), none()),
-        ("taint.atCreation", json!(true), json!({"taint": {"enabled": true}})),
-        ("admissionPolicy.enabled", json!(true), none()),
-        ("admissionPolicy.istio", json!(["injection"]), json!({"admissionPolicy": {"enabled": true}})),
-        ("primaryPlugin.enabled", json!(true), none()),
-        (
-            "primaryPlugin.network",
-            json!("k8s-pod-network"),
-            json!({"chained": false, "primaryPlugin": {"enabled": true}}),
-        ),
-        ("seLinuxOptions", json!({"level": "s0:c1"}), none()),
-        ("resources", json!({"limits": {"cpu": 2, "memory": "1Gi"}}), none()),
-        ("podMonitor.enabled", json!(true), none()),
-        ("podMonitor.labels", json!({"team": "mesh"}), json!({"podMonitor": {"enabled": true}})),
-        ("prometheusRule.enabled", json!(true), none()),
-        ("prometheusRule.labels", json!({"team": "mesh"}), json!({"prometheusRule": {"enabled": true}})),
-        ("grafanaDashboard.enabled", json!(true), none()),
-        (
-            "metricsFrom",
-            json!([{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]),
-            json!({"global": {"networkPolicy": {"enabled": true}}}),
-        ),
-        ("env", json!({"KUBERNETES_SERVICE_HOST": "api.example", "KUBERNETES_SERVICE_PORT": 6443}), none()),
-        ("updateStrategy", json!({"type": "OnDelete"}), none()),
-        ("podAnnotations", json!({"prometheus.io/scrape": "false"}), none()),
-        ("podLabels", json!({"team": "mesh"}), none()),
-        ("nodeSelector", json!({"detour.io/canary": "true"}), none()),
-        (
-            "affinity",
-            json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
-                {"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}]}}}),
-            none(),
-        ),
-        ("tolerations", json!([{"key": "a", "operator": "Equal", "value": "b", "effect": "NoSchedule"}]), none()),
-        ("resourceQuotas.enabled", json!(true), none()),
-    ]
+fn changes() -> Vec<(String, Value, Value)> {
+    table("changes")
 }
 
 #[test]
@@ -107,7 +21,7 @@ fn each_value_changes_the_objects() {
             Value::Object(keys) if keys.is_empty() => DEFAULT.clone(),
             _ => render(&context).unwrap_or_else(|error| panic!("{context}: {error}")),
         };
-        let values = merged(&context, &nested(path, value));
+        let values = merged(&context, &nested(&path, value));
         let with = render(&values).unwrap_or_else(|error| panic!("{values}: {error}"));
         // All names of a platform with the same directories differ only in the given name.
         let same = path == "global.platform";
@@ -117,11 +31,11 @@ fn each_value_changes_the_objects() {
 
 #[test]
 fn each_value_of_the_chart_is_tested() {
-    let tested: BTreeSet<String> = changes().into_iter().map(|(path, ..)| path.to_owned()).collect();
+    let tested: BTreeSet<String> = changes().into_iter().map(|(path, ..)| path).collect();
     let all: BTreeSet<String> = leaves(&values()).into_iter().collect();
     let count = all.iter().filter(|path| !path.starts_with("config.")).count();
     assert!(count <= MAX_VALUES, "{count} values");
-    assert_eq!(tested, all, "add a row to changes() for each value of values.yaml");
+    assert_eq!(tested, all, "add a row to changes of cases.yaml for each value of values.yaml");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Renders the chart with helm.
 
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::io::Write;
@@ -32,6 +33,12 @@ pub(crate) fn chart_file(name: &str) -> String {
 
 pub(crate) fn schema() -> Value {
     serde_json::from_str(&chart_file("values.schema.json")).expect("JSON")
+}
+
+/// Returns a table of cases.yaml.
+pub(crate) fn table<T: DeserializeOwned>(name: &str) -> Vec<T> {
+    let mut tables: Value = serde_saphyr::from_str(include_str!("cases.yaml")).expect("YAML");
+    serde_json::from_value(tables[name].take()).expect("rows")
 }
 
 /// Returns the default values.

@@ -1,9 +1,9 @@
 //! Networks of a pod, resolved from a configuration and annotations with a cluster that records requests and events.
 
-use detour_cni::cluster::{Definition, DefinitionQuery, Definitions, Event, Lookup, ObjectRef, Reports};
+use detour_cni::cluster::{Cluster, Definition, DefinitionQuery, Definitions, Event, Lookup, ObjectRef};
 use detour_cni::cni::{CniCommand, Code, Error, NetConf, Primary};
 use detour_cni::networks::{PodNetworks, resolve};
-use detour_cni::pod::Pod;
+use detour_cni::pod::{Facts, Namespace, Pod, PodRef};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::fs;
@@ -45,7 +45,19 @@ impl Definitions for Fake {
     }
 }
 
-impl Reports for Fake {
+impl Cluster for Fake {
+    fn facts(&self, _: &PodRef, _: bool) -> Result<Facts, Error> {
+        unreachable!("the pod is given")
+    }
+
+    fn namespace(&self, _: &PodRef) -> Result<Namespace, Error> {
+        unreachable!("the pod is given")
+    }
+
+    fn probe(&self) -> Result<(), Error> {
+        unreachable!("the cluster is given")
+    }
+
     fn report(&self, _: &Pod, _: Option<&str>, events: &[Event]) -> Result<(), Error> {
         self.events.borrow_mut().extend_from_slice(events);
         Ok(())

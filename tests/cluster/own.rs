@@ -20,7 +20,7 @@ fn account(test: &str, server: &Server) -> Api {
 /// Sends requests of the account on an event loop of this thread.
 fn on_event_loop<T>(account: Api, requests: impl AsyncFnOnce(Api) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
-    runtime.block_on(requests(account.on(runtime.handle().clone())))
+    runtime.block_on(requests(account.for_tasks()))
 }
 
 fn has(account: Api, time: Duration) -> Result<bool, Error> {

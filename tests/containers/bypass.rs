@@ -1,19 +1,17 @@
 //! The bypass of excluded containers: from the start of a container to its exit, also after another process deleted elements
 //! or the table; containers that start captured, and the Events with the cause.
 
-use crate::cgroup::Cgroup;
+use crate::agent_process::Agent;
 use crate::scene::{AGENT_SOCKET, Container, SLOW, SOCKET, SOON, VAULT, WEB, scene};
 use detour_cni::cluster::agent::{BypassingContainer, excluded_containers};
 use detour_cni::policy::ContainerScope;
-use nix::mount::umount;
 use nix::sys::signal::Signal;
-use serde_json::json;
 use std::path::Path;
 
 #[test]
 fn an_excluded_container_bypasses_the_sidecar_from_its_first_connection_on() {
     scene(|scene| {
-        let (pod, other) = (scene.pod(VAULT, &json!({})), scene.pod("", &json!({})));
+        let (pod, other) = (scene.pod(VAULT), scene.pod(""));
         let (agent, _runtime, mut plugin) = scene.registered(&[&pod, &other]);
         let mut vault = Container::create(&pod, VAULT);
         let waited = plugin.start(&vault);
@@ -40,48 +38,14 @@ fn an_excluded_container_bypasses_the_sidecar_from_its_first_connection_on() {
     });
 }
 
-/// The records of the fat pod take minutes to read. The runtime waits for 1 s.
-#[test]
-fn the_start_of_a_container_is_bounded_in_time_while_saved_state_is_read() {
-    scene(|scene| {
-        let (fat, pod) = (scene.pod(VAULT, &json!({})), scene.pod(VAULT, &json!({})));
-        let (_agent, _runtime, mut plugin) = scene.registered(&[&fat, &pod]);
-        fat.add_records();
-        for name in [VAULT, WEB] {
-            let container = Container::create(&fat, name);
-            let waited = plugin.start(&container);
-            assert!(waited < SOON, "{name}: {waited:?}");
-        }
-        let message = scene.wait_for_event(&fat, "DetourContainerCaptured", VAULT);
-        assert!(message.contains("the pod's rules were not changed within 1000 ms"), "{message}");
-        // Other pods are not affected.
-        let mut vault = plugin.run(&pod, VAULT);
-        assert_eq!(vault.connect(), "direct");
-    });
-}
-
-#[test]
-fn elements_that_another_process_removes_are_restored() {
-    scene(|scene| {
-        let pod = scene.pod(VAULT, &json!({}));
-        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
-        let mut vault = plugin.run(&pod, VAULT);
-        pod.flush_elements();
-        pod.wait_for_elements(&[vault.cgroup()], SOON);
-        assert_eq!(vault.connect(), "direct");
-    });
-}
-
 #[test]
 fn two_agents_at_the_same_time_make_the_same_changes() {
     scene(|scene| {
-        let pod = scene.pod(VAULT, &json!({}));
+        let pod = scene.pod(VAULT);
         let (runtime, older) = (scene.runtime(), scene.agent());
-        let mut of_older = runtime.register(&[&pod], &[]);
-        older.wait_for_log("registered at the container runtime");
+        let mut of_older = runtime.register_agent(&older, &[&pod]);
         let newer = scene.agent();
-        let mut of_newer = runtime.register(&[&pod], &[]);
-        newer.wait_for_log("registered at the container runtime");
+        let mut of_newer = runtime.register_agent(&newer, &[&pod]);
         let mut vault = Container::create(&pod, VAULT);
         of_older.start(&vault);
         of_newer.start(&vault);
@@ -94,53 +58,28 @@ fn two_agents_at_the_same_time_make_the_same_changes() {
 }
 
 #[test]
-fn a_bypass_lasts_until_the_exit_also_when_the_proxy_listens() {
+fn a_bypass_lasts_until_the_exit_and_not_until_the_proxy_listens_or_the_runtime_reports() {
     scene(|scene| {
-        let pod = scene.pod(WEB, &json!({}));
+        let pod = scene.pod(WEB);
         let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
         pod.start_proxy();
         let mut web = plugin.run(&pod, WEB);
         assert_eq!(web.connect(), "direct");
-        // The runtime does not report this exit.
-        web.exit();
-        pod.wait_for_elements(&[], SOON);
-    });
-}
-
-#[test]
-fn a_container_keeps_its_bypass_between_the_runtimes_report_and_its_exit() {
-    scene(|scene| {
-        let pod = scene.pod(WEB, &json!({}));
-        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
-        let mut web = plugin.run(&pod, WEB);
         plugin.stop(&web);
         // The element of a later container shows that the sandbox was reconciled.
         let other = plugin.run(&pod, WEB);
         assert_eq!(web.connect(), "direct");
         web.exit();
         pod.wait_for_elements(&[other.cgroup()], SOON);
-    });
-}
-
-/// Its control group still has a process, as if it were that of another container or of the whole pod.
-#[test]
-fn the_removal_of_a_container_ends_its_bypass() {
-    scene(|scene| {
-        let pod = scene.pod(WEB, &json!({}));
-        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
-        let mut web = plugin.run(&pod, WEB);
-        assert_eq!(web.connect(), "direct");
-        plugin.stop(&web);
-        plugin.remove(&web);
+        plugin.remove(&other);
         pod.wait_for_elements(&[], SOON);
-        assert_eq!(web.connect(), "failed", "it is redirected, and no proxy listens");
     });
 }
 
 #[test]
 fn an_agent_that_starts_removes_the_elements_of_containers_that_have_exited() {
     scene(|scene| {
-        let pod = scene.pod(WEB, &json!({}));
+        let pod = scene.pod(WEB);
         let (agent, runtime, mut plugin) = scene.registered(&[&pod]);
         let (mut gone, mut stays) = (Container::create(&pod, WEB), Container::create(&pod, WEB));
         plugin.start(&gone);
@@ -160,18 +99,19 @@ fn an_agent_that_starts_removes_the_elements_of_containers_that_have_exited() {
 #[test]
 fn a_deleted_table_is_restored_with_its_elements_and_logged_once() {
     scene(|scene| {
-        let pod = scene.pod(WEB, &json!({}));
+        let pod = scene.pod(WEB);
         // As in a container: the rules are written from the node's cgroup namespace.
         let (runtime, agent) = (scene.runtime(), scene.agent_in_private_cgroup_namespace());
         scene.publish(&pod, "1");
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
+        let mut plugin = runtime.register_agent(&agent, &[&pod]);
         let mut web = plugin.run(&pod, WEB);
         for _ in 0..2 {
             pod.delete_table();
             pod.wait_for_elements(&[web.cgroup()], SLOW);
             assert_eq!(web.connect(), "direct");
         }
+        pod.tool("nft", &["flush", "set", "inet", "detour-exclusions", "excluded-all"], "");
+        pod.wait_for_elements(&[web.cgroup()], SOON);
         agent.wait_for_log("another process deleted");
         let logged = agent.log();
         let lost: Vec<_> = logged.iter().filter(|line| line.contains("another process deleted")).collect();
@@ -184,10 +124,10 @@ fn a_deleted_table_is_restored_with_its_elements_and_logged_once() {
 #[test]
 fn without_repair_a_deleted_table_is_reported_once_with_the_next_step() {
     scene(|scene| {
-        let pod = scene.pod(WEB, &json!({}));
-        let (runtime, agent) = (scene.runtime(), scene.agent_without_repair());
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
+        let pod = scene.pod(WEB);
+        let (runtime, agent) =
+            (scene.runtime(), Agent::spawn("a", &[scene.arguments(), vec!["--repair=off".into()]].concat()));
+        let mut plugin = runtime.register_agent(&agent, &[&pod]);
         let _web = plugin.run(&pod, WEB);
         pod.delete_table();
         let log = agent.wait_for_log("can't update the excluded containers: table inet detour-exclusions");
@@ -211,7 +151,7 @@ const CAPTURED: &str = "DetourContainerCaptured";
 #[test]
 fn a_container_that_started_without_the_agent_is_excluded_and_reported_when_the_agent_returns() {
     scene(|scene| {
-        let (pod, runtime) = (scene.pod(VAULT, &json!({})), scene.runtime());
+        let (pod, runtime) = (scene.pod(VAULT), scene.runtime());
         let mut vault = Container::create(&pod, VAULT);
         assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
         let _agent = scene.agent();
@@ -231,7 +171,7 @@ fn without_nri_each_new_pod_gets_an_event_with_the_cause() {
         let agent = scene.agent();
         let log = agent.wait_for_log("not registered at the container runtime");
         assert!(log.contains("socket not found"), "{log}");
-        let pod = scene.pod(VAULT, &json!({}));
+        let pod = scene.pod(VAULT);
         let message = scene.wait_for_event(&pod, CAPTURED, VAULT);
         assert!(message.contains("socket not found"), "{message}");
         // As soon as the runtime listens, containers are excluded.
@@ -244,62 +184,9 @@ fn without_nri_each_new_pod_gets_an_event_with_the_cause() {
 }
 
 #[test]
-fn an_agent_that_starts_without_the_runtime_reports_no_container_that_bypasses_the_sidecar() {
-    scene(|scene| {
-        let pod = scene.pod(WEB, &json!({}));
-        let (agent, runtime, mut plugin) = scene.registered(&[&pod]);
-        let mut web = plugin.run(&pod, WEB);
-        agent.end(Signal::SIGKILL);
-        drop((plugin, runtime));
-        std::fs::remove_file(scene.reach(SOCKET)).expect("removed");
-        let _agent = scene.agent();
-        // The Event of a pod without elements shows that the agent has reported.
-        let other = scene.pod(WEB, &json!({}));
-        scene.wait_for_event(&other, CAPTURED, WEB);
-        assert_eq!(web.connect(), "direct");
-        assert!(scene.events(&pod, CAPTURED).is_empty());
-    });
-}
-
-#[test]
-fn a_pod_whose_network_namespace_is_not_visible_gets_an_event_with_the_cause() {
-    scene(|scene| {
-        let (pod, runtime) = (scene.pod(VAULT, &json!({})), scene.runtime());
-        // The files stay, as without mount propagation. Otherwise, the agent would remove the pod's saved state.
-        for path in [scene.reach("/run/netns"), "/run/netns".into()] {
-            umount(&path.join(&pod.sandbox)).expect("unmounted");
-        }
-        let agent = scene.agent();
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
-        let mut vault = plugin.run(&pod, VAULT);
-        assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
-        let message = scene.wait_for_event(&pod, CAPTURED, VAULT);
-        assert!(message.contains("network namespace"), "{message}");
-    });
-}
-
-/// The control group of the pod would exclude all its containers; so would that of a process with a reused PID.
-#[test]
-fn a_container_without_a_control_group_of_its_own_is_captured_and_reported() {
-    scene(|scene| {
-        let pod = scene.pod(VAULT, &json!({}));
-        let (_agent, _runtime, mut plugin) = scene.registered(&[&pod]);
-        let mut vault = Container::create_in(&pod, VAULT, |_| Cgroup::new());
-        let process = format!("/proc/{}", vault.pid());
-        std::os::unix::fs::symlink(&process, scene.reach(&process)).expect("linked");
-        plugin.start(&vault);
-        assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
-        assert!(pod.elements().is_empty());
-        let message = scene.wait_for_event(&pod, CAPTURED, VAULT);
-        assert!(message.contains(&format!("expected the container's ID {}", vault.id)), "{message}");
-    });
-}
-
-#[test]
 fn a_container_that_has_exited_before_its_start_is_handled_is_not_reported() {
     scene(|scene| {
-        let pod = scene.pod(VAULT, &json!({}));
+        let pod = scene.pod(VAULT);
         let (_agent, runtime, mut plugin) = scene.registered(&[&pod]);
         let mut gone = Container::create(&pod, VAULT);
         gone.vanish();
@@ -309,7 +196,7 @@ fn a_container_that_has_exited_before_its_start_is_handled_is_not_reported() {
         assert_eq!(vault.connect(), "direct");
         drop((plugin, runtime));
         std::fs::remove_file(scene.reach(SOCKET)).expect("removed");
-        let later = scene.pod(VAULT, &json!({}));
+        let later = scene.pod(VAULT);
         scene.wait_for_event(&later, CAPTURED, VAULT);
         assert!(scene.events(&pod, CAPTURED).is_empty());
     });
@@ -318,10 +205,9 @@ fn a_container_that_has_exited_before_its_start_is_handled_is_not_reported() {
 #[test]
 fn an_api_server_that_does_not_answer_delays_no_container() {
     scene(|scene| {
-        let (pod, runtime) = (scene.pod(VAULT, &json!({})), scene.runtime());
+        let (pod, runtime) = (scene.pod(VAULT), scene.runtime());
         let agent = scene.agent();
-        let mut plugin = runtime.register(&[&pod], &[]);
-        agent.wait_for_log("registered at the container runtime");
+        let mut plugin = runtime.register_agent(&agent, &[&pod]);
         scene.api.go_silent();
         let mut vault = Container::create(&pod, VAULT);
         let waited = plugin.start(&vault);

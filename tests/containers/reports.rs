@@ -45,7 +45,7 @@ fn check(scene: &Scene<'_>, pod: &Pod, id: &str) -> (String, String) {
 #[test]
 fn the_reports_follow_a_bypass_from_the_start_of_the_container_to_its_end() {
     scene(|scene| {
-        let pod = scene.pod(VAULT, &json!({}));
+        let pod = scene.pod(VAULT);
         let (runtime, agent) = (scene.runtime(), scene.agent());
         let mut plugin = runtime.register(&[&pod], &[]);
         agent.wait_for_logs(&["registered at the container runtime", SETTLED]);

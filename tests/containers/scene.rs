@@ -85,14 +85,8 @@ impl Scene<'_> {
     /// Starts the runtime and an agent, which registers with these pods.
     pub(crate) fn registered(&self, pods: &[&Pod]) -> (Agent, Runtime, Plugin) {
         let (runtime, agent) = (self.runtime(), self.agent());
-        let plugin = runtime.register(pods, &[]);
-        agent.wait_for_log("registered at the container runtime");
+        let plugin = runtime.register_agent(&agent, pods);
         (agent, runtime, plugin)
-    }
-
-    /// Starts an agent that repairs no pods.
-    pub(crate) fn agent_without_repair(&self) -> Agent {
-        Agent::spawn("a", &[self.arguments(), vec!["--repair=off".into()]].concat())
     }
 
     /// Starts an agent as in a container: the node's cgroup namespace is that of process 1 below `--root`.
@@ -107,8 +101,8 @@ impl Scene<'_> {
         Runtime::listen(&self.reach(SOCKET))
     }
 
-    /// Creates a pod whose annotation excludes these containers, with this block of `container-exclude`.
-    pub(crate) fn pod(&self, annotation: &str, block: &Value) -> Pod {
+    /// Creates a pod whose annotation excludes these containers.
+    pub(crate) fn pod(&self, annotation: &str) -> Pod {
         let pod = NodePod::new(self.node, None).with_init_containers(&[VAULT, "istio-validation"]);
         pod.set("detour.io/exclude-containers", annotation);
         agent_node::pin(&pod.sandbox, &pod.pause);
@@ -119,7 +113,14 @@ impl Scene<'_> {
         tool_in(&pod.outside.netns(), "ip", &["-batch", "-"], "link set peer0 up\naddr add 10.88.0.1/24 dev peer0\n");
         serve(&pod.outside.netns(), &format!("{DESTINATION}:80"), "direct");
         write(&format!("/manifests/{}.json", pod.uid), &pod.object().to_string());
-        pod.call(self, "ADD", block);
+        let conf = json!({
+            "cniVersion": "1.0.0", "name": "cluster", "type": "detour", "log_level": "warn",
+            "chain": [{"type": "istio-redirect"}, {"type": "container-exclude"}],
+            "kubernetes": {"manifests_dir": self.reach("/manifests"), "agent_socket": AGENT_SOCKET},
+            "prevResult": {"cniVersion": "1.0.0"},
+        });
+        let called = pod.call("ADD", &agent_node::netns_of(&pod.sandbox), &conf, "");
+        called.unwrap_or_else(|printed| panic!("{printed}"));
         pod
     }
 
@@ -156,35 +157,6 @@ impl Deref for Pod {
 }
 
 impl Pod {
-    /// Calls the plugin as the runtime does, which must succeed.
-    #[track_caller]
-    pub(crate) fn call(&self, scene: &Scene<'_>, verb: &str, block: &Value) {
-        let mut exclude = json!({"type": "container-exclude"});
-        exclude.as_object_mut().expect("an object").extend(block.as_object().cloned().unwrap_or_default());
-        let conf = json!({
-            "cniVersion": "1.0.0", "name": "cluster", "type": "detour", "log_level": "warn",
-            "chain": [{"type": "istio-redirect"}, exclude],
-            "kubernetes": {"manifests_dir": scene.reach("/manifests"), "agent_socket": AGENT_SOCKET},
-            "prevResult": {"cniVersion": "1.0.0"},
-        });
-        let netns = agent_node::netns_of(&self.sandbox);
-        let called = self.pod.call(verb, &netns, &conf, "");
-        called.unwrap_or_else(|printed| panic!("{verb}: {printed}"));
-    }
-
-    /// Adds so many records to the pod's saved state that they take minutes to read: links to one file.
-    pub(crate) fn add_records(&self) {
-        let directory = Path::new("/run/detour/attachments").join(&self.sandbox);
-        let own = fs::read_dir(&directory).expect("records").next().expect("a record").expect("readable").path();
-        let mut record: Value = serde_json::from_str(&fs::read_to_string(own).expect("readable")).expect("JSON");
-        record["padding"] = json!(vec![0; 500_000]);
-        let first = directory.join("n@net0.json");
-        fs::write(&first, record.to_string()).expect("written");
-        for number in 1..10_000 {
-            fs::hard_link(&first, directory.join(format!("n@net{number}.json"))).expect("linked");
-        }
-    }
-
     /// Returns the cgroup IDs of the elements of the sets.
     pub(crate) fn elements(&self) -> Vec<u64> {
         let listed = self.tool("nft", &["-j", "list", "ruleset"], "");
@@ -197,11 +169,6 @@ impl Pod {
         }
         found.sort_unstable();
         found
-    }
-
-    /// Removes all elements, as another process could.
-    pub(crate) fn flush_elements(&self) {
-        self.tool("nft", &["flush", "set", "inet", "detour-exclusions", "excluded-all"], "");
     }
 
     /// Deletes the table of excluded containers, as another process could.
@@ -240,16 +207,12 @@ fn cgroup_of(element: &Value) -> u64 {
     })
 }
 
-/// Serves a greeting at an address in a network namespace, and the same line for each line that a client sends.
+/// Serves a greeting at an address in a network namespace.
 fn serve(netns: &Path, address: &str, greeting: &'static str) {
     let listener = in_netns(netns, || TcpListener::bind(address).expect("a port"));
     thread::spawn(move || {
         for mut stream in listener.incoming().map_while(Result::ok) {
-            thread::spawn(move || {
-                writeln!(stream, "{greeting}")?;
-                let reader = BufReader::new(stream.try_clone()?);
-                reader.lines().try_for_each(|line| line.and_then(|_| writeln!(stream, "{greeting}")))
-            });
+            let _ = writeln!(stream, "{greeting}");
         }
     });
 }
@@ -259,16 +222,8 @@ pub(crate) const SLOW: Duration = DEADLINE;
 /// How long tests wait for what the agent must notice at once. It checks each sandbox every 30 s in any case.
 pub(crate) const SOON: Duration = Duration::from_secs(25);
 
-/// `new`: connects and prints the greeting. `open`: the same, and leaves the connection open. `again`: sends a line
-/// over the open connection, and prints the answer.
-const SCRIPT: &str = r#"
-while read -r command; do
-  case $command in
-    new) exec 3<>/dev/tcp/$0/80 && head -n 1 <&3 || echo failed; exec 3>&- ;;
-    open) exec 4<>/dev/tcp/$0/80 && head -n 1 <&4 || echo failed ;;
-    again) echo more >&4 && head -n 1 <&4 || echo failed ;;
-  esac
-done"#;
+/// Connects for each line of its input, and prints the greeting.
+const SCRIPT: &str = r#"while read -r _; do exec 3<>/dev/tcp/$0/80 && head -n 1 <&3 || echo failed; exec 3>&-; done"#;
 
 pub(crate) struct Container<'a> {
     pub(crate) pod: &'a Pod,
@@ -283,14 +238,9 @@ pub(crate) struct Container<'a> {
 impl<'a> Container<'a> {
     /// Creates a container that waits for its first command.
     pub(crate) fn create(pod: &'a Pod, name: &'static str) -> Self {
-        Self::create_in(pod, name, Cgroup::of_container)
-    }
-
-    /// The same in a control group that `group` creates for the container's ID.
-    pub(crate) fn create_in(pod: &'a Pod, name: &'static str, group: impl FnOnce(&str) -> Cgroup) -> Self {
         // The beginning is unique, as in random IDs: comments of elements have only that.
         let id: String = id("c").chars().rev().collect();
-        let group = group(&id);
+        let group = Cgroup::of_container(&id);
         let mut process = group
             .command("nsenter")
             .arg(format!("--net={}", pod.netns().display()))
@@ -321,16 +271,12 @@ impl<'a> Container<'a> {
         self.group.id()
     }
 
-    fn ask(&mut self, command: &str) -> String {
-        writeln!(self.commands, "{command}").expect("it runs");
+    /// Returns where a new connection ends: `direct` or `sidecar`.
+    pub(crate) fn connect(&mut self) -> String {
+        writeln!(self.commands).expect("it runs");
         let mut answer = String::new();
         self.answers.read_line(&mut answer).expect("it runs");
         answer.trim_end().to_owned()
-    }
-
-    /// Returns where a new connection ends: `direct` or `sidecar`.
-    pub(crate) fn connect(&mut self) -> String {
-        self.ask("new")
     }
 
     /// Ends the processes and removes the control group.
@@ -368,6 +314,13 @@ impl Runtime {
         let containers = containers.iter().map(|container| bytes(2, encoded(container, RUNNING)));
         let list: Vec<u8> = pods.chain(containers).flatten().collect();
         Plugin(self.0.register(&list))
+    }
+
+    /// The same for the plugin of this agent, without containers. Waits until the agent knows.
+    pub(crate) fn register_agent(&self, agent: &Agent, pods: &[&Pod]) -> Plugin {
+        let plugin = self.register(pods, &[]);
+        agent.wait_for_log("registered at the container runtime");
+        plugin
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::agent_process::{Agent, SETTLED};
 use crate::exposition::Exposition;
-use crate::scene::{CALICO, Scene};
+use crate::scene::{CALICO, KUBECONFIG, LIST, PROGRAM, Scene, program};
 use crate::server::{Answer, Server};
 use crate::support::background::Repeated;
 use crate::support::health::{fetch, get, is_ready};
@@ -20,9 +20,6 @@ use std::time::Duration;
 
 /// Logged when the node becomes ready.
 const READY: &str = "the plugin is ready on this node";
-const LIST: &str = "etc/cni/net.d/10-calico.conflist";
-const PROGRAM: &str = "opt/cni/bin/detour";
-const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
 
 /// Returns the parsed metrics.
 fn scrape(address: &str) -> Exposition {
@@ -41,8 +38,7 @@ fn scrape(address: &str) -> Exposition {
 #[test]
 fn removed_or_overwritten_files_are_restored() {
     let scene = Scene::with("agent", "10-calico.conflist", CALICO);
-    let agent = Agent::start(&scene, "a", &[]);
-    agent.wait_for_log(SETTLED);
+    let agent = Agent::settled(&scene, "a", &[]);
     let installed = scene.files();
     let back = |doing: &dyn Fn(), repair: &str| {
         doing();
@@ -60,8 +56,7 @@ fn removed_or_overwritten_files_are_restored() {
 #[test]
 fn a_directory_that_is_created_again_is_watched_again() {
     let scene = Scene::with("agent-directory", "10-calico.conflist", CALICO);
-    let agent = Agent::start(&scene, "a", &[]);
-    agent.wait_for_log(SETTLED);
+    let agent = Agent::settled(&scene, "a", &[]);
     fs::rename(scene.path("etc/cni/net.d"), scene.path("etc/cni/old")).expect("renamed");
     agent.wait_for_log("missing: the cluster network's configuration in /etc/cni/net.d");
     scene.write(LIST, "{ half of it");
@@ -78,8 +73,7 @@ fn a_token_that_the_kubelet_rotates_is_written_to_the_plugins_kubeconfig() {
     scene.write("sa/..1/token", "first");
     symlink("..1", scene.path("sa/..data")).expect("linked");
     symlink("..data/token", scene.path("sa/token")).expect("linked");
-    let agent = Agent::start(&scene, "a", &[]);
-    agent.wait_for_log(SETTLED);
+    let agent = Agent::settled(&scene, "a", &[]);
     assert_eq!(scene.json(KUBECONFIG)["users"][0]["user"]["token"], "first");
     scene.write("sa/..2/token", "second");
     symlink("..2", scene.path("sa/..data_tmp")).expect("linked");
@@ -210,8 +204,7 @@ fn an_agent_that_starts_with_a_refused_configuration_leaves_the_installed_one() 
 fn on_exit_selects_whether_the_plugin_stays() {
     let scene = Scene::with("agent-end", "10-calico.conflist", CALICO);
     let before = scene.files();
-    let agent = Agent::start(&scene, "a", &[]);
-    agent.wait_for_log(SETTLED);
+    let agent = Agent::settled(&scene, "a", &[]);
     assert!(agent.end(Signal::SIGTERM).success());
     assert_ne!(scene.read(LIST), CALICO, "left");
     let agent = Agent::start(&scene, "a", &["--on-exit=remove"]);
@@ -223,34 +216,34 @@ fn on_exit_selects_whether_the_plugin_stays() {
 }
 
 #[test]
-fn on_exit_auto_requires_the_name_of_the_daemon_set() {
-    let scene = Scene::with("agent-auto", "10-calico.conflist", CALICO);
-    let output = scene.run("agent", &["--on-exit=auto"]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("--daemon-set"));
-    let why = scene.ends(2, "agent", &["--on-exit=auto", "--daemon-set=detour-agent"]);
-    assert!(why.contains("--daemon-set detour-agent") && why.contains("POD_NAMESPACE"), "{why}");
-}
-
-#[test]
-fn outside_of_a_pod_the_error_names_the_flags_that_replace_a_kubeconfig() {
-    let scene = Scene::with("agent-outside", "10-calico.conflist", CALICO);
+fn flags_that_contradict_or_lack_another_one_are_errors_of_usage() {
+    let scene = Scene::with("agent-usage", "10-calico.conflist", CALICO);
+    let before = scene.files();
+    for (arguments, parts) in [
+        (&["--on-exit=auto"][..], &["--daemon-set"][..]),
+        (&["--on-exit=auto", "--daemon-set=detour-agent"], &["--daemon-set detour-agent", "POD_NAMESPACE"]),
+        (&["--plugin-service-account=p"], &["unknown namespace; set the variable POD_NAMESPACE"]),
+        (&["--own-list=true", "--chained=false"], &["--own-list=true: expected --chained=true, got false"]),
+        (&["--own-list=true", "--platform=openshift"], &["got false, the default of openshift"]),
+    ] {
+        scene.reports(2, "agent", arguments, parts);
+        if arguments[0] == "--own-list=true" {
+            scene.reports(2, "install", arguments, parts);
+        }
+    }
+    assert_eq!(scene.files(), before);
     let arguments = scene.arguments("agent", &["--on-exit=auto", "--daemon-set=d", "--kubeconfig=/etc/k"]);
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_detour")).args(arguments).env_clear().env("POD_NAMESPACE", "n").output();
-    let output = output.expect("it starts");
-    let why = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{why}");
+    let outside = Command::new(program()).args(arguments).env_clear().env("POD_NAMESPACE", "n").output();
+    let why = String::from_utf8(outside.expect("it starts").stderr).expect("text");
     assert!(why.contains("--api-server URL and --service-account DIR in place of --kubeconfig"), "{why}");
 }
 
 /// A rolling update of a DaemonSet ends the earlier agent when the later one is ready.
 #[test]
-fn an_agent_on_standby_is_ready_only_if_it_could_install_the_plugin() {
+fn an_agent_on_standby_is_ready_only_if_it_could_install_the_plugin_and_removes_nothing() {
     let scene = Scene::with("agent-standby", "10-calico.conflist", CALICO);
     scene.write("opt/cni/bin/calico", "");
-    let first = Agent::start(&scene, "first", &[]);
-    first.wait_for_log(SETTLED);
+    let _first = Agent::settled(&scene, "first", &[]);
     let installed = scene.files();
     let arguments = ["--health-address=127.0.0.1:0", "--bin-dir=/opt/other/bin"];
     let second = Agent::start(&scene, "second", &arguments);
@@ -260,21 +253,11 @@ fn an_agent_on_standby_is_ready_only_if_it_could_install_the_plugin() {
     let (status, body) = get(&address, "/readyz");
     assert!(status == "503" && body.contains(wanted), "{status} {body}");
     assert_eq!(scene.files(), installed);
-    let third = Agent::start(&scene, "third", &["--health-address=127.0.0.1:0"]);
+    let third = Agent::start(&scene, "third", &["--health-address=127.0.0.1:0", "--on-exit=remove"]);
     let address = third.address();
     until("an agent with the same directories is ready", || is_ready(&address));
-}
-
-#[test]
-fn an_agent_on_standby_removes_nothing_when_it_ends() {
-    let scene = Scene::with("agent-surge", "10-calico.conflist", CALICO);
-    let first = Agent::start(&scene, "a", &[]);
-    first.wait_for_log(SETTLED);
-    let second = Agent::start(&scene, "second", &["--on-exit=remove"]);
-    second.wait_for_log("this agent is on standby");
-    let installed = scene.files();
-    assert!(second.end(Signal::SIGTERM).success());
-    assert_eq!(scene.files(), installed);
+    assert!(third.end(Signal::SIGTERM).success());
+    assert_eq!(scene.files(), installed, "an agent on standby removes nothing");
 }
 
 /// Restores its own file and renames every other one, as Cilium does by default.
@@ -311,11 +294,9 @@ fn a_node_is_not_ready_while_another_process_reverts_the_file() {
 fn uninstall_warns_of_an_agent_and_removes_the_lock_of_a_killed_one() {
     let scene = Scene::with("agent-killed", "10-calico.conflist", CALICO);
     let lock = scene.path("var/lib/cni/detour/agent.lock");
-    let killed = Agent::start(&scene, "killed", &[]);
-    killed.wait_for_log(SETTLED);
+    let killed = Agent::settled(&scene, "killed", &[]);
     killed.end(Signal::SIGKILL);
-    let alive = Agent::start(&scene, "alive", &[]);
-    alive.wait_for_log(SETTLED);
+    let alive = Agent::settled(&scene, "alive", &[]);
     let warning = "warning: an agent on this node installs the plugin again; delete its DaemonSet";
     let warned = scene.ends(0, "uninstall", &[]);
     assert!(lock.exists() && warned.contains(warning), "{warned}");

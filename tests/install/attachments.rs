@@ -1,13 +1,11 @@
 //! `--attachments`: a configuration file for each attachment, and their parts of the node configuration.
 
 use crate::agent_process::{Agent, SETTLED};
-use crate::scene::{CALICO, Scene};
+use crate::scene::{CALICO, LIST, NODE, Scene};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-const LIST: &str = "etc/cni/net.d/10-calico.conflist";
-const NODE: &str = "var/lib/cni/detour/node.json";
 const DIRECTORY: &str = "etc/cni/multus/net.d";
 const OWN: [&str; 2] = ["--chained=false", "--conf-dir=/etc/cni/multus/net.d"];
 
@@ -53,8 +51,7 @@ fn an_invalid_list_of_attachments_or_name_is_refused() {
         (r#"[{"name": "a", "clusterNetwork": "b"}]"#, "attachment \"a\": "),
     ] {
         fs::write(&list, text).expect("written");
-        let stderr = scene.ends(2, "install", &["--chained=false", &attachments(&scene)]);
-        assert!(stderr.contains(why) && stderr.contains("--attachments"), "{text}: {stderr}");
+        scene.reports(2, "install", &["--chained=false", &attachments(&scene)], &[why, "--attachments"]);
     }
     fs::write(&list, before[Path::new("config/attachments.json")].0.clone()).expect("written");
     assert_eq!(scene.files(), before);
@@ -131,8 +128,12 @@ fn a_node_configuration_that_the_plugin_would_refuse_is_not_written() {
     let excluded = |i: usize| (0..40).map(|n| format!("namespace-with-a-long-name-{i}-{n}")).collect::<Vec<_>>();
     let list = (0..99).map(|i| json!({"name": format!("n{i}"), "kubernetes": {"exclude_namespaces": excluded(i)}}));
     attach(&scene, &list.collect());
-    let stderr = scene.ends(2, "install", &["--chained=true", &attachments(&scene)]);
-    assert!(stderr.contains("node.json: expected at most 65536 bytes"), "{stderr}");
+    scene.reports(
+        2,
+        "install",
+        &["--chained=true", &attachments(&scene)],
+        &["node.json: expected at most 65536 bytes"],
+    );
     attach(&scene, &json!([{"name": "excludedns", "type": "excludedns"}]));
     assert_eq!(scene.files(), before);
 }

@@ -1,22 +1,19 @@
-//! An agent whose API server does not grant the plugin's token: everything that needs no credentials is installed and
-//! restored.
+//! The plugin's credentials: an administrator's kubeconfig, and an agent whose API server does not grant the plugin's
+//! token, which installs and restores everything that needs no credentials.
 
 use crate::agent_process::Agent;
-use crate::own_list::{OWN, SOURCE, list, network, types};
-use crate::scene::{CALICO, Scene, program};
+use crate::own_list::{list, network, types};
+use crate::scene::{CALICO, KUBECONFIG, LIST, NODE, OWN, PROGRAM, Scene, program};
 use crate::server::{Answer, Server, closed_port};
 use crate::support::health::get;
 use crate::support::wait::{DEADLINE, until};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-const PROGRAM: &str = "opt/cni/bin/detour";
-const NODE: &str = "var/lib/cni/detour/node.json";
-const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
 /// Logged when the node becomes ready.
 const READY: &str = "the plugin is ready on this node";
 /// The reason for `/readyz`.
@@ -72,7 +69,7 @@ fn installs_without_credentials(scene: &Scene, agent: &Agent, listed: &str) {
     let (started, rounds) = (Instant::now(), if listed == OWN { 40 } else { 1 });
     for round in 0..rounds {
         let name = format!("changed-{round}");
-        scene.write(SOURCE, &list(&name));
+        scene.write(LIST, &list(&name));
         until("the agent follows", || has_entry() && network(scene, listed) == json!(name));
         thread::park_timeout(Duration::from_millis(200));
     }
@@ -82,7 +79,7 @@ fn installs_without_credentials(scene: &Scene, agent: &Agent, listed: &str) {
 
 #[test]
 fn a_first_installation_does_not_wait_for_credentials() {
-    for (name, flag, listed) in [("own", "--own-list=true", OWN), ("edited", "--own-list=false", SOURCE)] {
+    for (name, flag, listed) in [("own", "--own-list=true", OWN), ("edited", "--own-list=false", LIST)] {
         let (scene, api, grants) = node(&format!("credentials-{name}"));
         let agent = agent(&scene, &api.http(), &[flag]);
         installs_without_credentials(&scene, &agent, listed);
@@ -91,7 +88,7 @@ fn a_first_installation_does_not_wait_for_credentials() {
         assert_eq!(scene.json(KUBECONFIG)["users"][0]["user"]["token"], "granted");
         drop(agent);
         scene.ok("uninstall", &[]);
-        assert!(!scene.path(KUBECONFIG).exists() && types(&scene, SOURCE).last().is_some_and(|kind| kind != "detour"));
+        assert!(!scene.path(KUBECONFIG).exists() && types(&scene, LIST).last().is_some_and(|kind| kind != "detour"));
     }
 }
 
@@ -173,6 +170,71 @@ fn a_kubeconfig_stays_while_the_agent_has_no_credentials() {
         scene.ends(2, "install", &["--own-list=true"])
     };
     assert!(stderr.contains("can't read --service-account: "), "the command changes nothing: {stderr}");
+}
+
+#[test]
+fn with_a_kubeconfig_of_the_administrator_none_is_written() {
+    let scene = Scene::with("given", "10-calico.conflist", CALICO);
+    scene.write("etc/kubernetes/mesh.conf", &kubeconfig(json!({"token": "t"})));
+    scene.ok("install", &["--kubeconfig=/etc/kubernetes/mesh.conf"]);
+    assert!(!scene.path(KUBECONFIG).exists());
+    let list = scene.json(LIST);
+    assert_eq!(list["plugins"][3]["kubernetes"]["kubeconfig"], "/etc/kubernetes/mesh.conf");
+    // As doctor and validate do.
+    let insecure =
+        kubeconfig(json!({"token": "t"})).replace(r#""server""#, r#""insecure-skip-tls-verify":true,"server""#);
+    scene.write("etc/kubernetes/mesh.conf", &insecure);
+    let warning = "--kubeconfig /etc/kubernetes/mesh.conf: https://10.96.0.1:443: insecure-skip-tls-verify is true";
+    scene.reports(0, "install", &["--kubeconfig=/etc/kubernetes/mesh.conf"], &[warning]);
+}
+
+fn kubeconfig(user: Value) -> String {
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "https://10.96.0.1:443"}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    })
+    .to_string()
+}
+
+#[test]
+fn an_unusable_kubeconfig_is_refused_from_flag_and_configuration() {
+    let scene = Scene::with("kubeconfigs", "10-calico.conflist", CALICO);
+    scene.write("etc/empty.conf", "");
+    scene.write("etc/broken.conf", "x: [");
+    scene.write("etc/no-context.conf", "{}");
+    scene.write("etc/no-token.conf", &kubeconfig(json!({"tokenFile": "/etc/missing.token"})));
+    scene.write("etc/token", "t");
+    scene.write("etc/good.conf", &kubeconfig(json!({"tokenFile": "/etc/token"})));
+    let untouched = scene.files();
+    for (name, cause) in [
+        ("missing", "No such file"),
+        ("empty", "current-context"),
+        ("broken", "invalid kubeconfig"),
+        ("no-context", "current-context"),
+        ("no-token", "/etc/missing.token"),
+    ] {
+        let path = format!("/etc/{name}.conf");
+        let config = scene.config("c", &json!({"kubernetes": {"kubeconfig": path}}));
+        for (arguments, place) in [
+            ([format!("--kubeconfig={path}"), "--dry-run".to_owned()], "--kubeconfig "),
+            ([config.clone(), "--dry-run".to_owned()], "--config: kubernetes.kubeconfig "),
+            ([config.clone(), "--chained=true".to_owned()], "--config: kubernetes.kubeconfig "),
+        ] {
+            scene.reports(2, "install", &arguments.each_ref().map(String::as_str), &[&format!("{place}{path}"), cause]);
+        }
+    }
+    assert_eq!(scene.files(), untouched);
+    // The plugin reads files instead, or the installation writes this kubeconfig.
+    for keys in [
+        json!({"kubernetes": {"kubeconfig": "/etc/missing.conf", "manifests_dir": "/etc/manifests"}}),
+        json!({"kubernetes": {"kubeconfig": format!("/{KUBECONFIG}")}}),
+        json!({"kubernetes": {"kubeconfig": "/etc/good.conf"}}),
+    ] {
+        scene.ok("install", &[&scene.config("c", &keys), "--dry-run"]);
+    }
+    scene.ok("install", &["--kubeconfig=/etc/good.conf", "--dry-run"]);
 }
 
 /// Runs commands and an installation, which must fail, in a new mount namespace. Returns stderr.

@@ -15,5 +15,6 @@ mod owner;
 mod saved_results;
 #[path = "../support/mod.rs"]
 mod support;
+mod validate;
 
 use support::{agent_process, install_scene as scene, server};

@@ -2,7 +2,7 @@
 //! instead.
 
 use crate::agent_process::{Agent, SETTLED};
-use crate::scene::{CALICO, Scene};
+use crate::scene::{CALICO, LIST, OWN, Scene};
 use crate::support::health::{get, is_ready};
 use crate::support::wait::until;
 use nix::sys::signal::Signal;
@@ -10,8 +10,6 @@ use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
 
-pub(crate) const SOURCE: &str = "etc/cni/net.d/10-calico.conflist";
-pub(crate) const OWN: &str = "etc/cni/net.d/00-detour.conflist";
 const OWN_LIST: &str = "--own-list=true";
 const HEALTH: &str = "--health-address=127.0.0.1:0";
 /// Logged when the node becomes ready.
@@ -45,7 +43,7 @@ fn the_own_list_is_a_copy_with_the_entry_and_uninstall_removes_it() {
     assert!(!diff.contains("10-calico.conflist"), "{diff}");
     assert_eq!(scene.files(), before);
     scene.ok("install", &[OWN_LIST]);
-    assert_eq!(scene.read(SOURCE), CALICO);
+    assert_eq!(scene.read(LIST), CALICO);
     assert_eq!(types(&scene, OWN), ["calico", "portmap", "bandwidth", "detour"]);
     assert_eq!(scene.mode(OWN), 0o600);
     let mut own = scene.json(OWN);
@@ -62,25 +60,23 @@ fn the_own_list_is_a_copy_with_the_entry_and_uninstall_removes_it() {
 #[test]
 fn an_edited_renamed_or_deleted_own_list_is_restored() {
     let scene = Scene::with("own-restore", "10-calico.conflist", CALICO);
-    let agent = Agent::start(&scene, "a", &[OWN_LIST]);
-    agent.wait_for_log(SETTLED);
+    let agent = Agent::settled(&scene, "a", &[OWN_LIST]);
     let installed = scene.files();
     let own = scene.path(OWN);
-    let back = |doing: &dyn Fn()| {
-        doing();
+    let renamed = own.with_file_name("00-detour.conflist.cilium_bak");
+    for change in [
+        &|| fs::remove_file(&own).expect("removed"),
+        &|| scene.write(OWN, CALICO),
+        // As Cilium does with `cni.exclusive=true`.
+        &|| fs::rename(&own, &renamed).expect("renamed"),
+    ] as [&dyn Fn(); 3]
+    {
+        change();
         agent.wait_for_log("write /etc/cni/net.d/00-detour.conflist");
         agent.wait_for_log(SETTLED);
+        let _ = fs::remove_file(&renamed);
         assert_eq!(scene.files(), installed);
-    };
-    back(&|| fs::remove_file(&own).expect("removed"));
-    back(&|| scene.write(OWN, CALICO));
-    // As Cilium does with `cni.exclusive=true`.
-    let renamed = own.with_file_name("00-detour.conflist.cilium_bak");
-    fs::rename(&own, &renamed).expect("renamed");
-    agent.wait_for_log("write /etc/cni/net.d/00-detour.conflist");
-    agent.wait_for_log(SETTLED);
-    fs::remove_file(renamed).expect("removed");
-    assert_eq!(scene.files(), installed);
+    }
 }
 
 #[test]
@@ -92,8 +88,8 @@ fn without_its_source_the_last_copy_stays_and_the_node_is_not_ready() {
     let copy = scene.read(OWN);
     for unusable in [None, Some(""), Some(&CALICO[..CALICO.len() / 2])] {
         match unusable {
-            None => fs::remove_file(scene.path(SOURCE)).expect("removed"),
-            Some(text) => scene.write(SOURCE, text),
+            None => fs::remove_file(scene.path(LIST)).expect("removed"),
+            Some(text) => scene.write(LIST, text),
         }
         // A later list does not take the place of one that is just being written.
         if unusable.is_some() {
@@ -105,17 +101,17 @@ fn without_its_source_the_last_copy_stays_and_the_node_is_not_ready() {
         assert!(answer.contains(wanted), "{answer}");
         assert!(answer.contains("to copy another list now, delete /etc/cni/net.d/00-detour.conflist"), "{answer}");
         assert_eq!(scene.read(OWN), copy);
-        scene.write(SOURCE, CALICO);
+        scene.write(LIST, CALICO);
         until("the node is ready again", || is_ready(&address));
         assert_eq!(scene.read(OWN), copy);
     }
-    fs::remove_file(scene.path(SOURCE)).expect("removed");
+    fs::remove_file(scene.path(LIST)).expect("removed");
     until("the node is not ready", || !is_ready(&address));
     assert_eq!(scene.read(OWN), copy);
     fs::remove_file(scene.path(OWN)).expect("removed");
     until("the other file is copied at once", || scene.path(OWN).exists() && network(&scene, OWN) == "podman");
     until("the node is ready again", || is_ready(&address));
-    scene.write(SOURCE, CALICO);
+    scene.write(LIST, CALICO);
     until("the first file is copied", || network(&scene, OWN) == "k8s-pod-network");
 }
 
@@ -127,17 +123,20 @@ fn a_list_that_is_too_large_or_not_utf_8_is_not_passed_over() {
     let latin: Vec<u8> = latin.into_iter().map(|byte| if byte == b'm' { 0xe9 } else { byte }).collect();
     for contents in [large, latin] {
         let scene = Scene::with("own-large", "10-calico.conflist", "");
-        fs::write(scene.path(SOURCE), &contents).expect("written");
+        fs::write(scene.path(LIST), &contents).expect("written");
         scene.write(PODMAN, &list("podman"));
-        let stderr = scene.fails("install", &[OWN_LIST]);
-        assert!(stderr.contains("10-calico.conflist: skipped: expected UTF-8 text of at most 1 MiB"), "{stderr}");
+        scene.reports(
+            1,
+            "install",
+            &[OWN_LIST],
+            &["10-calico.conflist: skipped: expected UTF-8 text of at most 1 MiB"],
+        );
         assert!(!scene.path(OWN).exists());
 
-        scene.write(SOURCE, CALICO);
-        let agent = Agent::start(&scene, "a", &[OWN_LIST]);
-        agent.wait_for_log(SETTLED);
+        scene.write(LIST, CALICO);
+        let agent = Agent::settled(&scene, "a", &[OWN_LIST]);
         let copy = scene.read(OWN);
-        fs::write(scene.path(SOURCE), &contents).expect("written");
+        fs::write(scene.path(LIST), &contents).expect("written");
         agent.wait_for_log("expected UTF-8 text of at most 1 MiB");
         assert_eq!(scene.read(OWN), copy);
     }
@@ -146,14 +145,13 @@ fn a_list_that_is_too_large_or_not_utf_8_is_not_passed_over() {
 #[test]
 fn agents_of_both_modes_take_over_from_each_other_without_a_fight() {
     let scene = Scene::with("own-rollout", "10-calico.conflist", CALICO);
-    let first = Agent::start(&scene, "first", &[OWN_LIST]);
-    first.wait_for_log(SETTLED);
+    let first = Agent::settled(&scene, "first", &[OWN_LIST]);
     let second = Agent::start(&scene, "second", &[]);
     second.wait_for_log("this agent is on standby");
-    assert_eq!(scene.read(SOURCE), CALICO);
+    assert_eq!(scene.read(LIST), CALICO);
     for i in 0..5 {
         let name = format!("changed-{i}");
-        scene.write(SOURCE, &list(&name));
+        scene.write(LIST, &list(&name));
         until("the copy follows", || network(&scene, OWN) == json!(name));
     }
     let changes = |line: &String| line.contains("write ") || line.contains("remove ");
@@ -162,8 +160,8 @@ fn agents_of_both_modes_take_over_from_each_other_without_a_fight() {
     first.end(Signal::SIGKILL);
     second.wait_for_log("remove /etc/cni/net.d/00-detour.conflist");
     second.wait_for_log(SETTLED);
-    assert_eq!(network(&scene, SOURCE), "changed-4");
-    assert!(types(&scene, SOURCE).contains(&"detour".to_owned()) && !scene.path(OWN).exists());
+    assert_eq!(network(&scene, LIST), "changed-4");
+    assert!(types(&scene, LIST).contains(&"detour".to_owned()) && !scene.path(OWN).exists());
 }
 
 #[test]
@@ -172,11 +170,8 @@ fn symbolic_links_without_a_file_are_skipped_with_a_note() {
     for (target, link) in [("/no/such.conflist", "05-gone.conflist"), ("/no", "99-last.conf")] {
         symlink(target, scene.path("etc/cni/net.d").join(link)).expect("linked");
     }
-    let output = scene.run("install", &[OWN_LIST]);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{stderr}");
     let gone = "05-gone.conflist: skipped: not a file, or a symbolic link to one that is not here";
-    assert!(stderr.contains(gone), "{stderr}");
+    let stderr = scene.reports(0, "install", &[OWN_LIST], &[gone]);
     assert!(!stderr.contains("99-last.conf"), "{stderr}");
     assert_eq!(network(&scene, OWN), "k8s-pod-network");
 }
@@ -186,27 +181,13 @@ fn a_list_of_another_owner_with_the_name_of_the_own_list_is_refused() {
     let scene = Scene::with("own-foreign", "10-calico.conflist", CALICO);
     scene.write(OWN, &list("other"));
     let before = scene.files();
-    let stderr = scene.fails("install", &[OWN_LIST]);
     let wanted = "can't write /etc/cni/net.d/00-detour.conflist: it belongs to another owner";
-    assert!(stderr.contains(wanted) && stderr.contains("--own-list=false"), "{stderr}");
+    scene.reports(1, "install", &[OWN_LIST], &[wanted, "--own-list=false"]);
     assert_eq!(scene.files(), before);
     // Runtimes use this list.
     scene.ok("install", &[]);
     assert_eq!(types(&scene, OWN), ["calico", "portmap", "bandwidth", "detour"]);
-    assert_eq!(scene.read(SOURCE), CALICO);
-}
-
-#[test]
-fn contradicting_flags_are_errors_of_usage() {
-    let scene = Scene::with("own-usage", "10-calico.conflist", CALICO);
-    let before = scene.files();
-    for command in ["install", "agent"] {
-        let why = scene.ends(2, command, &[OWN_LIST, "--chained=false"]);
-        assert!(why.contains("--own-list=true: expected --chained=true, got false"), "{why}");
-        let why = scene.ends(2, command, &[OWN_LIST, "--platform=openshift"]);
-        assert!(why.contains("got false, the default of openshift"), "{why}");
-    }
-    assert_eq!(scene.files(), before);
+    assert_eq!(scene.read(LIST), CALICO);
 }
 
 #[test]
@@ -214,11 +195,10 @@ fn the_original_list_is_edited_as_soon_as_multus_is_installed() {
     let scene = Scene::with("own-program", "10-calico.conflist", CALICO);
     scene.ok("install", &[OWN_LIST]);
     // Multus arrives: its program is installed before it looks for the cluster network's file.
-    let agent = Agent::start(&scene, "a", &[OWN_LIST]);
-    agent.wait_for_log(SETTLED);
+    let agent = Agent::settled(&scene, "a", &[OWN_LIST]);
     scene.write("opt/cni/bin/multus-shim", "");
     agent.wait_for_log("remove /etc/cni/net.d/00-detour.conflist");
-    assert!(types(&scene, SOURCE).contains(&"detour".to_owned()));
+    assert!(types(&scene, LIST).contains(&"detour".to_owned()));
     agent.wait_for_log("runtimes would bypass Multus (/opt/cni/bin/multus-shim)");
 }
 
@@ -228,11 +208,10 @@ fn a_list_that_another_user_can_change_is_not_copied() {
     use std::os::unix::fs::{PermissionsExt, chown};
     let scene = Scene::with("own-untrusted", "10-calico.conflist", CALICO);
     scene.write("etc/cni/net.d/20-bridge.conf", r#"{"name":"n","type":"bridge"}"#);
-    let own = |uid| chown(scene.path(SOURCE), Some(uid), None).expect("root");
+    let own = |uid| chown(scene.path(LIST), Some(uid), None).expect("root");
     let writable = |mode| fs::set_permissions(scene.path("etc/cni/net.d"), fs::Permissions::from_mode(mode));
     let refused = |reason: &str, arguments: &[&str]| {
-        let stderr = scene.fails("install", arguments);
-        assert!(stderr.contains("missing: a list that can be ") && stderr.contains(reason), "{stderr}");
+        scene.reports(1, "install", arguments, &["missing: a list that can be ", reason]);
     };
     let foreign = "10-calico.conflist (another user can change the file: /etc/cni/net.d/10-calico.conflist is owned by \
                    UID 1001; expected root; run chown root:root /etc/cni/net.d/10-calico.conflist)";
@@ -248,16 +227,16 @@ fn a_list_that_another_user_can_change_is_not_copied() {
 
     // The last copy stays.
     let copy = scene.read(OWN);
-    scene.write(SOURCE, &list("changed"));
+    scene.write(LIST, &list("changed"));
     own(1001);
     refused("; pods start with the last copy; change or remove this file", &[OWN_LIST]);
     assert_eq!(scene.read(OWN), copy);
     scene.ok("uninstall", &[]);
 
     // A list is edited in place and stays the user's; a list that replaces a single plugin would be root's.
-    let owner = || std::os::unix::fs::MetadataExt::uid(&fs::metadata(scene.path(SOURCE)).expect("there"));
+    let owner = || std::os::unix::fs::MetadataExt::uid(&fs::metadata(scene.path(LIST)).expect("there"));
     scene.ok("install", &[]);
-    assert_eq!((types(&scene, SOURCE).last().map(String::as_str), owner()), (Some("detour"), 1001));
+    assert_eq!((types(&scene, LIST).last().map(String::as_str), owner()), (Some("detour"), 1001));
     scene.ok("uninstall", &[]);
     chown(scene.path("etc/cni/net.d/20-bridge.conf"), Some(1001), None).expect("root");
     refused("20-bridge.conf (another user can change", &["--conf-name=20-bridge.conf"]);
@@ -277,14 +256,11 @@ fn a_list_that_the_plugin_can_t_be_part_of_is_reported_and_not_passed_over() {
         scene.write("etc/cni/net.d/podnet/10-bridge.conf", r#"{"type": "bridge"}"#);
         scene.write("etc/cni/net.d/podnet/readme", "");
         scene.write(PODMAN, &list("podman"));
-        let lists = || (scene.read(SOURCE), scene.read(PODMAN), scene.path(OWN).exists());
+        let lists = || (scene.read(LIST), scene.read(PODMAN), scene.path(OWN).exists());
         let before = lists();
         for (arguments, changed) in [(&[][..], "extended"), (&[OWN_LIST][..], "copied")] {
-            let stderr = scene.fails("install", arguments);
-            let wanted = format!(
-                "missing: a list that can be {changed}: runtimes may use /etc/cni/net.d/10-calico.conflist ({reason}"
-            );
-            assert!(stderr.contains(&wanted), "{stderr}");
+            let wanted = format!("missing: a list that can be {changed}: runtimes may use /{LIST} ({reason}");
+            scene.reports(1, "install", arguments, &[&wanted]);
             assert_eq!(lists(), before);
         }
     }

@@ -1,8 +1,8 @@
 //! Uninstallation while the runtime has saved configuration lists that name the program. CRI-O deletes a pod with the
 //! configuration list that libcni saved at its ADD.
 
-use crate::agent_process::{Agent, SETTLED};
-use crate::scene::{CALICO, Scene};
+use crate::agent_process::Agent;
+use crate::scene::{CALICO, LIST, OWN, PROGRAM, RECORD, Scene};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use nix::sys::signal::Signal;
@@ -10,11 +10,6 @@ use serde_json::{Value, json};
 use std::fs;
 use std::io::Write;
 use std::process::{Command, Stdio};
-
-const LIST: &str = "etc/cni/net.d/10-calico.conflist";
-const OWN: &str = "etc/cni/net.d/00-detour.conflist";
-const RECORD: &str = "var/lib/cni/detour/install.json";
-const PROGRAM: &str = "opt/cni/bin/detour";
 
 /// Writes the result of an ADD as libcni does.
 fn save(scene: &Scene, directory: &str, container: &str, config: &str) -> String {
@@ -65,12 +60,7 @@ fn an_uninstallation_names_the_pods_that_keep_the_guard() {
     let ambient = json!({"Ambient": {"dns": false, "inbound": true, "probes": []}});
     record("web-0", json!({"interception": "Unsaid", "guard": ambient}));
     record("web-1", json!({"interception": "Unsaid"}));
-    let output = scene.run("uninstall", &[]);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success() && stderr.contains("if their redirection is lost: shop/web-0; recreate"),
-        "{stderr}"
-    );
+    scene.reports(0, "uninstall", &[], &["if their redirection is lost: shop/web-0; recreate"]);
 }
 
 #[test]
@@ -90,14 +80,11 @@ fn a_program_stays_until_the_pods_that_need_it_are_deleted() {
     ];
     scene.write(&format!("{results}/no-result"), "{");
 
-    let dry_run = scene.run("uninstall", &["--dry-run"]);
-    let uninstall = scene.run("uninstall", &[]);
-    assert_eq!((dry_run.status.code(), uninstall.status.code()), (Some(0), Some(0)));
-    assert_eq!(dry_run.stderr, uninstall.stderr);
-    let stderr = String::from_utf8_lossy(&uninstall.stderr);
+    let dry_run = scene.ends(0, "uninstall", &["--dry-run"]);
     let kept = "/opt/cni/bin/detour is not reverted: the runtime needs it to delete pods whose saved configuration lists name it \
                 (pods: 2)";
-    assert!(stderr.contains(kept) && stderr.contains("then run `detour uninstall` again"), "{stderr}");
+    let uninstall = scene.reports(0, "uninstall", &[], &[kept, "then run `detour uninstall` again"]);
+    assert_eq!(dry_run, uninstall);
     assert!(!scene.path(OWN).exists() && !scene.path("opt/cni/bin/istio-cni").exists());
     assert!(!scene.path("var/lib/cni/detour/node.json").exists());
     let record = scene.json(RECORD);
@@ -106,8 +93,7 @@ fn a_program_stays_until_the_pods_that_need_it_are_deleted() {
 
     // The pods are deleted one after the other.
     fs::remove_file(scene.path(&needing[0])).expect("removed");
-    let again = scene.run("uninstall", &[]);
-    assert!(again.status.success() && String::from_utf8_lossy(&again.stderr).contains("(pods: 1)"), "{again:?}");
+    scene.reports(0, "uninstall", &[], &["(pods: 1)"]);
     for file in &needing[1..] {
         fs::remove_file(scene.path(file)).expect("removed");
     }
@@ -124,22 +110,19 @@ fn an_edited_program_that_pods_need_fails_the_uninstallation() {
     scene.ok("install", &["--own-list=true"]);
     save(&scene, "var/lib/cni/results", "c1", &scene.read(OWN));
     scene.write(PROGRAM, "edited");
-    let stderr = scene.fails("uninstall", &[]);
-    assert!(stderr.contains("/opt/cni/bin/detour is not reverted: another process changed it"), "{stderr}");
+    scene.reports(1, "uninstall", &[], &["/opt/cni/bin/detour is not reverted: another process changed it"]);
 }
 
 #[test]
 fn an_agent_that_removes_the_plugin_keeps_the_program_for_running_pods() {
     let scene = Scene::with("saved-results-agent", "10-calico.conflist", CALICO);
-    let agent = Agent::start(&scene, "a", &["--on-exit=remove"]);
-    agent.wait_for_log(SETTLED);
+    let agent = Agent::settled(&scene, "a", &["--on-exit=remove"]);
     let file = save(&scene, "var/lib/cni/results", "c1", &scene.read(LIST));
     assert!(agent.end(Signal::SIGTERM).success());
     assert_eq!(scene.json(LIST), serde_json::from_str::<Value>(CALICO).expect("JSON"));
     assert!(scene.path(PROGRAM).exists() && scene.path(RECORD).exists());
     // A later installation takes the program over.
-    let agent = Agent::start(&scene, "b", &["--on-exit=remove"]);
-    agent.wait_for_log(SETTLED);
+    let agent = Agent::settled(&scene, "b", &["--on-exit=remove"]);
     fs::remove_file(scene.path(&file)).expect("removed");
     assert!(agent.end(Signal::SIGTERM).success());
     assert!(!scene.path(PROGRAM).exists() && !scene.path(RECORD).exists());
@@ -151,10 +134,7 @@ fn a_program_name_that_an_upgrade_drops_stays_for_running_pods() {
     scene.ok("install", &["--name=istio-cni"]);
     let istio = r#"{"name": "a", "plugins": [{"type": "istio-cni"}]}"#;
     let file = save(&scene, "var/lib/cni/results", "c1", istio);
-    let output = scene.run("install", &[]);
-    assert!(output.status.success());
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(stderr.contains("/opt/cni/bin/istio-cni is not reverted: the runtime needs it"), "{stderr}");
+    scene.reports(0, "install", &[], &["/opt/cni/bin/istio-cni is not reverted: the runtime needs it"]);
     assert!(scene.path("opt/cni/bin/istio-cni").exists());
     fs::remove_file(scene.path(&file)).expect("removed");
     scene.ok("install", &[]);
@@ -172,9 +152,7 @@ fn the_program_stays_for_pods_of_multus_auxiliary_chain_and_not_for_sandboxes_th
     save(&scene, results, "c2", passthru);
     // The plugin's record of one of the two, for the same network.
     scene.write("run/detour/attachments/c2/k8s-pod-network@eth0.json", "{}");
-    let kept = scene.run("uninstall", &[]);
-    let stderr = String::from_utf8_lossy(&kept.stderr);
-    assert!(stderr.contains("/var/lib/cni/bin/detour is not reverted: ") && stderr.contains("(pods: 1)"), "{stderr}");
+    scene.reports(0, "uninstall", &[], &["/var/lib/cni/bin/detour is not reverted: ", "(pods: 1)"]);
     // The pod sandbox is gone; its result stayed.
     fs::create_dir_all(scene.path("var/run/netns")).expect("made");
     scene.ok("uninstall", &[]);
@@ -189,11 +167,9 @@ fn the_program_stays_while_results_cannot_be_read() {
     // A file instead of the directory, and a directory instead of a file.
     scene.write("var/lib/cni/results", "");
     fs::create_dir_all(scene.path("var/lib/cni/multus/results/directory")).expect("made");
-    let stderr = scene.ends(0, "uninstall", &[]);
-    for place in ["in /var/lib/cni/results: ", "result /var/lib/cni/multus/results/directory: "] {
-        let note = "there may be such pods: can't read the cached result";
-        assert!(stderr.contains(note) && stderr.contains(place), "{stderr}");
-    }
+    let note = "there may be such pods: can't read the cached result";
+    let places = ["in /var/lib/cni/results: ", "result /var/lib/cni/multus/results/directory: "];
+    scene.reports(0, "uninstall", &[], &[note, places[0], places[1]]);
     assert!(scene.path(PROGRAM).exists() && scene.path(RECORD).exists());
     fs::remove_file(scene.path("var/lib/cni/results")).expect("removed");
     fs::remove_dir_all(scene.path("var/lib/cni/multus")).expect("removed");

@@ -1,10 +1,10 @@
-//! The procedures of docs/migrate.md, step by step on a node's directories with real agents, plugins and packets.
+//! The procedures of docs/migrate.md without Multus, step by step on a node's directories with real agents, plugins and packets.
 //! istio-cni is simulated by a program that writes its rules.
 
-use crate::agent_process::{Agent, SETTLED};
+use crate::agent_process::Agent;
 use crate::example::*;
 use crate::expectations::*;
-use crate::scene::{CALICO, Scene};
+use crate::scene::{CALICO, LIST, Scene};
 use crate::world::*;
 use nix::sys::signal::Signal;
 use serde_json::{Map, Value, json};
@@ -57,7 +57,7 @@ fn one_more(pods: &mut Vec<Kept>, node: &Node, is_redirected: fn(&World)) {
 /// With both in the configuration list, the first one redirects, and detour's exclusions precede the redirection.
 #[test]
 fn from_istio_cni_without_multus_and_back() {
-    let node = Node::new("chained", Caller::Runtime);
+    let node = Node::new("chained");
     node.istio_cni_comes();
     let before = node.configurations();
     let mut pods = vec![Kept::new(node.new_pod())];
@@ -88,39 +88,8 @@ fn from_istio_cni_without_multus_and_back() {
 }
 
 #[test]
-fn from_istio_cni_with_multus_and_back() {
-    let node = Node::new("multus", Caller::Multus);
-    let empty = node.configurations();
-    node.istio_cni_comes();
-    let before = node.configurations();
-    let mut pods = vec![Kept::new(node.new_pod())];
-    istio_cni_redirects(&pods[0].world);
-
-    // 2. Remove istio-cni; new pods wait, because Multus finds no configuration.
-    node.istio_cni_goes();
-    assert!(node.types().is_empty());
-    Kept::all_notice_nothing(&mut pods);
-
-    // 3. Install detour.
-    let agent = node.detour_comes();
-    assert_eq!(node.types(), ["detour"]);
-    one_more(&mut pods, &node, detour_redirects);
-    node.delete(&pods.remove(0).world);
-
-    // Back, 1. Remove detour.
-    node.detour_goes(agent);
-    assert_eq!(node.configurations(), empty);
-    Kept::all_notice_nothing(&mut pods);
-
-    // Back, 2. Install istio-cni.
-    node.istio_cni_comes();
-    assert_eq!(node.configurations(), before);
-    one_more(&mut pods, &node, istio_cni_redirects);
-}
-
-#[test]
 fn from_istio_init_and_back() {
-    let node = Node::new("istio-init", Caller::Runtime);
+    let node = Node::new("istio-init");
     let before = node.configurations();
     let with_plugin = manifest(true, PROXY, &[]);
     let with_istio_init = with_plugin.replace("  initContainers:\n", "  initContainers:\n  - name: istio-init\n");
@@ -195,38 +164,19 @@ fn saved(world: &World) -> Vec<Ruleset> {
     world.families().iter().map(|&family| world.iptables_save(family)).collect()
 }
 
-/// How the plugin is called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Caller {
-    /// By the runtime, for each pod: the plugin is an entry of the cluster network's configuration list.
-    Runtime,
-    /// By Multus, for pods that select the attachment: the plugin has its own file.
-    Multus,
-}
-
-/// The cluster network's configuration list.
-const LIST: &str = "etc/cni/net.d/10-calico.conflist";
-/// The attachment's file.
-const OWN_FILE: &str = "etc/cni/multus/net.d/istio-cni.conf";
-
 /// Removed with the value.
 struct Node {
     scene: Scene,
-    caller: Caller,
 }
 
 impl Node {
-    fn new(name: &str, caller: Caller) -> Self {
+    fn new(name: &str) -> Self {
         let scene = Scene::with(&format!("migration-{name}"), "10-calico.conflist", CALICO);
-        if caller == Caller::Multus {
-            // On OpenShift, the plugin has its own file by default.
-            fs::create_dir_all(scene.path("etc/machine-config-daemon")).expect("made");
-        }
         for family in [Family::V4, Family::V6] {
             scene.write(&format!("istio-cni/{family:?}.rules"), &rules(family, Dns::Captured, PROXY.uid));
         }
         scene.write("manifests/namespace.yaml", NAMESPACE);
-        let node = Self { scene, caller };
+        let node = Self { scene };
         node.injector_makes(&manifest(true, PROXY, &[]));
         node
     }
@@ -237,21 +187,11 @@ impl Node {
     }
 
     fn bin_dir(&self) -> PathBuf {
-        self.scene.path(match self.caller {
-            Caller::Runtime => "opt/cni/bin",
-            Caller::Multus => "var/lib/cni/bin",
-        })
+        self.scene.path("opt/cni/bin")
     }
 
     /// Starts detour's agent with the chart's sub-plugin chain, and waits until the installation is complete.
     fn detour_comes(&self) -> Agent {
-        let agent = self.detour_starts();
-        agent.wait_for_log(SETTLED);
-        agent
-    }
-
-    /// Starts detour's agent with the chart's sub-plugin chain.
-    fn detour_starts(&self) -> Agent {
         let config = json!({
             "kubernetes": { "manifests_dir": self.scene.path("manifests") },
             "chain": [
@@ -260,9 +200,7 @@ impl Node {
                 { "type": "dns-exclude", "uids": ["1337"] },
             ],
         });
-        self.scene.write("config.json", &config.to_string());
-        let config = format!("--config={}", self.scene.path("config.json").display());
-        Agent::start(&self.scene, "a", &[&config, "--on-exit=remove"])
+        Agent::settled(&self.scene, "a", &[&self.scene.config("c", &config), "--on-exit=remove"])
     }
 
     /// Stops detour's agent, which reverts its changes of the node.
@@ -276,22 +214,12 @@ impl Node {
         let program = self.bin_dir().join("istio-cni");
         fs::create_dir_all(self.bin_dir()).expect("made");
         replace(&program, &istio_cni(&self.scene.path("istio-cni")), 0o755);
-        match self.caller {
-            Caller::Runtime => self.rewrite_list(|plugins| plugins.push(istio_cni_conf())),
-            Caller::Multus => {
-                let mut conf = istio_cni_conf();
-                conf["cniVersion"] = "0.3.1".into();
-                replace(&self.scene.path(OWN_FILE), &as_go_writes(&conf), 0o600);
-            }
-        }
+        self.rewrite_list(|plugins| plugins.push(istio_cni_conf()));
     }
 
     /// Uninstalls istio-cni as its agent does when it stops.
     fn istio_cni_goes(&self) {
-        match self.caller {
-            Caller::Runtime => self.rewrite_list(|_| ()),
-            Caller::Multus => fs::remove_file(self.scene.path(OWN_FILE)).expect("removed"),
-        }
+        self.rewrite_list(|_| ());
         fs::remove_file(self.bin_dir().join("istio-cni")).expect("removed");
     }
 
@@ -304,7 +232,7 @@ impl Node {
         replace(&self.scene.path(LIST), &as_go_writes(&list), 0o644);
     }
 
-    /// Returns the files that runtimes and Multus read, with contents and mode.
+    /// Returns the files that runtimes read, with contents and mode.
     fn configurations(&self) -> BTreeMap<PathBuf, (String, u32)> {
         let mut files = self.scene.files();
         files.retain(|path, _| path.starts_with("etc/cni"));
@@ -368,10 +296,7 @@ impl Node {
     /// valid, and that each plugin exists as a program.
     #[track_caller]
     fn plugins(&self) -> Vec<Value> {
-        let plugins = match self.caller {
-            Caller::Runtime => members(&read(self, LIST).expect("the cluster network is there")),
-            Caller::Multus => read(self, OWN_FILE).into_iter().collect(),
-        };
+        let plugins = members(&self.scene.json(LIST));
         let mesh = |plugin: &Value| MESHES.iter().any(|kind| plugin["type"] == *kind);
         plugins.into_iter().filter(mesh).collect()
     }
@@ -419,21 +344,12 @@ impl Node {
     #[track_caller]
     fn call(&self, world: &World, command: &str, plugins: impl IntoIterator<Item = Value>) {
         for mut plugin in plugins {
-            if self.caller == Caller::Runtime {
-                let version = plugin["cniVersion"].clone();
-                plugin["prevResult"] = json!({ "cniVersion": version, "ips": [], "dns": {} });
-            }
+            let version = plugin["cniVersion"].clone();
+            plugin["prevResult"] = json!({ "cniVersion": version, "ips": [], "dns": {} });
             let program = self.bin_dir().join(plugin["type"].as_str().expect("text"));
             world.call(command, &plugin).run_as(&program).done();
         }
     }
-}
-
-/// Reads a file of the node, if it exists.
-#[track_caller]
-fn read(node: &Node, within: &str) -> Option<Value> {
-    let text = fs::read_to_string(node.scene.path(within)).ok()?;
-    Some(serde_json::from_str(&text).unwrap_or_else(|error| panic!("{within}: {error}: {text}")))
 }
 
 /// Returns the configuration of each plugin of a list (SPEC.md, "Deriving request configuration from plugin

@@ -178,21 +178,6 @@ fn rule_counters_count_packets() {
     }
 }
 
-/// In this mode, the injector runs the proxy as root with a known group.
-const ROOT_PROXY: Process = Process { uid: 0, gid: 1337 };
-
-in_both_dialects! {
-    fn tproxy_redirects_inbound_and_outbound_traffic(dialect) {
-        let world = World::new(Families::Both);
-        let pod = manifest(false, ROOT_PROXY, &[("sidecar.istio.io/interceptionMode", "TPROXY")]);
-        world.add(&dialect.of(istio_cni(&world.manifests(&[NAMESPACE, &pod]))));
-        inbound_is_captured(&world);
-        tcp_is_captured(&world, APP_PROCESS);
-        tcp_is_direct(&world, ROOT_PROXY);
-        the_rest_is_direct(&world, APP_PROCESS);
-    }
-}
-
 /// Creates a world whose pod has no IPv6 address, but a route for it.
 fn without_ip6() -> World {
     let world = World::new(Families::Both);

@@ -14,31 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How the agent adds the plugin to the cluster network's configuration list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lists {
-    /// In a configuration list of its own.
-    Own,
-    /// In the list of the cluster CNI.
-    Edited,
-}
-
-impl Lists {
-    fn arguments(self) -> &'static [&'static str] {
-        match self {
-            Self::Own => &["--own-list=true"],
-            // Earlier versions don't have the flag.
-            Self::Edited => &[],
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Own => "own list",
-            Self::Edited => "edited list",
-        }
-    }
-}
+/// The agent's flag: the plugin is in a configuration list of its own.
+const OWN_LIST: &[&str] = &["--own-list=true"];
 
 /// What happens in one boot, and when: the time since the runtime was ready.
 struct Plan {
@@ -159,14 +136,7 @@ struct Boot {
 }
 
 /// Boots the node and lets it run until the plan is complete and pods start as they should.
-fn boot(
-    node: &mut Node,
-    cluster: &Cluster,
-    lists: Lists,
-    expected: &Expected,
-    plan: &Plan,
-    random: &mut Random,
-) -> Boot {
+fn boot(node: &mut Node, cluster: &Cluster, expected: &Expected, plan: &Plan, random: &mut Random) -> Boot {
     node.power_on();
     let node = &*node;
     let kubelet = Kubelet::new(node, cluster, expected);
@@ -190,7 +160,7 @@ fn boot(
             let pod = Pod::plain("detour-system", &format!("detour-agent-{}", random.below(1_000_000)));
             kubelet.retry(&pod).expect("the boot has not ended");
             agents.push(begin.elapsed());
-            Agent::start_on_node(node, cluster, lists.arguments())
+            Agent::start_on_node(node, cluster, OWN_LIST)
         };
         for (time, step) in plan.steps() {
             thread::park_timeout(time.saturating_sub(kubelet.begin.elapsed()));
@@ -237,13 +207,13 @@ fn boot(
 }
 
 /// A node on which an agent has installed the plugin, and the rules of its pods. The agent has ended.
-fn installed(runtime: Runtime, lists: Lists, token: &str) -> (Node, Cluster, Expected) {
+fn installed(runtime: Runtime, token: &str) -> (Node, Cluster, Expected) {
     let node = Node::start(runtime, |_| ());
     let cluster = Cluster::new(&node);
     cluster.issue(&node, token);
     let entrance = cluster.open(&node);
     cluster.answer(&entrance);
-    let agent = Agent::start_on_node(&node, &cluster, lists.arguments());
+    let agent = Agent::start_on_node(&node, &cluster, OWN_LIST);
     until("the agent is ready", || agent.is_ready(&node));
     node.wait_for_plugin();
     let expected = expected(&node, &cluster);
@@ -251,12 +221,12 @@ fn installed(runtime: Runtime, lists: Lists, token: &str) -> (Node, Cluster, Exp
 }
 
 /// Boots a node `BOOTS` times with an agent, and a tenth of this for each case without one.
-fn boots(runtime: Runtime, lists: Lists) -> Vec<Boot> {
+fn boots(runtime: Runtime) -> Vec<Boot> {
     let count = repetitions("BOOTS", 3);
     let mut random = Random(u32::try_from(repetitions("SEED", 1)).expect("a small number"));
     let mut token = 1;
     let name = |number: usize| format!("token-{number}");
-    let (mut node, cluster, expected) = installed(runtime, lists, &name(token));
+    let (mut node, cluster, expected) = installed(runtime, &name(token));
 
     let mut plans: Vec<_> = (0..count).map(|number| Plan::with_agent(number, &mut random)).collect();
     plans.extend((0..count.div_ceil(10)).flat_map(|_| Plan::without_agent(&mut random)));
@@ -270,16 +240,16 @@ fn boots(runtime: Runtime, lists: Lists) -> Vec<Boot> {
             // The plugin has the current token unless it has expired.
             cluster.api.accept_only(&name(if plan.expired { 0 } else { token }));
         }
-        let boot = boot(&mut node, &cluster, lists, &expected, plan, &mut random);
-        println!("boot {number} of {}, {}: {boot}", runtime.name(), lists.name());
+        let boot = boot(&mut node, &cluster, &expected, plan, &mut random);
+        println!("boot {number} of {}: {boot}", runtime.name());
         boots.push(boot);
     }
-    report(runtime, lists, &boots);
+    report(runtime, &boots);
     boots
 }
 
 /// Adds the rows of these boots to the table.
-fn report(runtime: Runtime, lists: Lists, boots: &[Boot]) {
+fn report(runtime: Runtime, boots: &[Boot]) {
     let sum = |number: fn(&Boot) -> usize| boots.iter().map(number).sum::<usize>();
     let value = format!(
         "{} boots; started: {} meshed pods, {} others, {} agents; failed attempts: {}; meshed pods without rules: {}; with other rules: {}; agent not ready: {}",
@@ -292,7 +262,7 @@ fn report(runtime: Runtime, lists: Lists, boots: &[Boot]) {
         sum(|boot| boot.counts.other_rules.len()),
         sum(|boot| usize::from(!boot.is_ready)),
     );
-    result(runtime, &format!("boots, {}", lists.name()), &value);
+    result(runtime, "boots, own list", &value);
     let times = |mut times: Vec<Duration>| {
         times.sort();
         let seconds = |time: Option<&Duration>| time.map_or("-".into(), |time| format!("{:.2} s", time.as_secs_f64()));
@@ -306,7 +276,7 @@ fn report(runtime: Runtime, lists: Lists, boots: &[Boot]) {
         let first = |meshed: bool| times(of_kind.iter().filter_map(|boot| boot.counts.first(meshed)).collect());
         let agents = times(of_kind.iter().flat_map(|boot| boot.agents.clone()).collect());
         let value = format!("meshed: {}; others: {}; agent: {agents}; of {}", first(true), first(false), of_kind.len());
-        result(runtime, &format!("first pod, {}, {what}", lists.name()), &value);
+        result(runtime, &format!("first pod, own list, {what}"), &value);
     }
 }
 
@@ -333,7 +303,7 @@ const OUTAGE: Duration = Duration::from_secs(20);
 /// rewrites its list: other pods start. Pods with a sidecar start when the API server is back.
 fn outages(runtime: Runtime) {
     let mut random = Random(u32::try_from(repetitions("SEED", 1)).expect("a small number"));
-    let (mut node, cluster, expected) = installed(runtime, Lists::Own, "token");
+    let (mut node, cluster, expected) = installed(runtime, "token");
     let mut plan = |what, api, with_agent: bool| {
         let agent = with_agent.then(|| random.time(4000));
         Plan { what, withdrawn: None, api, expired: false, agent, replaced: None, drained: None }
@@ -345,7 +315,7 @@ fn outages(runtime: Runtime) {
     ];
     for plan in plans {
         node.power_off();
-        let boot = boot(&mut node, &cluster, Lists::Own, &expected, &plan, &mut random);
+        let boot = boot(&mut node, &cluster, &expected, &plan, &mut random);
         println!("outage of {}: {boot}", runtime.name());
         let starts = |kind| boot.counts.started.get(&kind).map(Vec::as_slice).unwrap_or_default();
         let mut plain: Vec<_> =
@@ -382,7 +352,7 @@ fn plain_pods_start_while_the_api_server_is_away_under_cri_o() {
 }
 
 fn own_list(runtime: Runtime) {
-    for boot in boots(runtime, Lists::Own) {
+    for boot in boots(runtime) {
         assert_eq!((boot.counts.without_rules.len(), boot.counts.other_rules.len()), (0, 0), "{boot}");
         assert!(boot.counts.plain() > 0 && boot.is_ready, "{boot}");
         assert_eq!(boot.counts.meshed() > 0, boot.what != "no agent, token expired", "{boot}");
@@ -397,12 +367,4 @@ fn no_meshed_pod_starts_without_rules_after_a_boot_of_containerd() {
 #[test]
 fn no_meshed_pod_starts_without_rules_after_a_boot_of_cri_o() {
     own_list(Runtime::CriO);
-}
-
-/// For comparison: the figures of the same boots if the plugin is in the cluster CNI's own list, also of earlier
-/// versions (`DETOUR_PROGRAM`).
-#[test]
-#[ignore = "only figures"]
-fn boots_with_the_edited_list_of_the_cluster_cni() {
-    [Runtime::Containerd, Runtime::CriO].into_iter().for_each(|runtime| drop(boots(runtime, Lists::Edited)));
 }

@@ -7,9 +7,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use super::agent_process::Agent;
+use super::agent_process::{Agent, SETTLED};
 pub(crate) use super::program::program;
 
+/// The files of an installation.
+pub(crate) const LIST: &str = "etc/cni/net.d/10-calico.conflist";
+pub(crate) const NODE: &str = "var/lib/cni/detour/node.json";
+pub(crate) const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
+pub(crate) const RECORD: &str = "var/lib/cni/detour/install.json";
+pub(crate) const PROGRAM: &str = "opt/cni/bin/detour";
+pub(crate) const OWN: &str = "etc/cni/net.d/00-detour.conflist";
 pub(crate) const CALICO: &str = include_str!("../golden/10-calico.conflist");
 
 /// A node. Its directory is removed when the value is dropped.
@@ -95,15 +102,26 @@ impl Scene {
     }
 
     /// Runs a command that must fail. Returns its stderr.
+    #[track_caller]
     pub(crate) fn fails(&self, command: &str, more: &[&str]) -> String {
         self.ends(1, command, more)
     }
 
     /// Runs a command that must end with this exit code. Returns its stderr.
+    #[track_caller]
     pub(crate) fn ends(&self, code: i32, command: &str, more: &[&str]) -> String {
         let output = self.run(command, more);
-        assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stdout));
+        assert_eq!(output.status.code(), Some(code), "{command} {more:?}: {output:?}");
         String::from_utf8(output.stderr).expect("text")
+    }
+
+    /// Runs a command that must end with this exit code and print all of `parts` to stderr. Returns its stderr.
+    #[track_caller]
+    pub(crate) fn reports(&self, code: i32, command: &str, more: &[&str], parts: &[&str]) -> String {
+        let stderr = self.ends(code, command, more);
+        let missing = parts.iter().find(|part| !stderr.contains(**part));
+        assert_eq!(missing, None, "{command} {more:?}: {stderr}");
+        stderr
     }
 
     /// Whether the lock file of installations exists.
@@ -124,6 +142,13 @@ impl Agent {
     /// Starts an agent on this node.
     pub(crate) fn start(scene: &Scene, name: &str, more: &[&str]) -> Self {
         Self::spawn(name, &scene.arguments("agent", more))
+    }
+
+    /// Starts an agent on this node, and waits until the installation is complete.
+    pub(crate) fn settled(scene: &Scene, name: &str, more: &[&str]) -> Self {
+        let agent = Self::start(scene, name, more);
+        agent.wait_for_log(SETTLED);
+        agent
     }
 }
 

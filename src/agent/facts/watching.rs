@@ -1,11 +1,12 @@
 //! The watches that fill the caches: a list in pages, then a watch that continues it.
 
 use super::cache::{Cache, Caches};
-use super::objects::WatchedKind;
+use super::objects::{Sent, WatchedKind};
 use crate::agent::metrics::Metrics;
 use crate::backoff::Backoff;
 use crate::cluster::{Api, Collection, Failure};
 use crate::printable::without_tokens;
+use futures_util::TryStreamExt;
 use kube::api::WatchEvent;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
@@ -68,8 +69,8 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
             };
             if let Err(error) = result {
                 self.pause(&error).await;
-                // The version is too old to continue. An event that is too large may be small enough in a list.
-                if error.status == 410 || error.is_too_large {
+                // The version is too old to continue.
+                if error.status == 410 {
                     version = None;
                 }
             }
@@ -92,21 +93,21 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
     /// Applies the events of one watch, and updates the version at which the next one continues.
     async fn follow(&mut self, version: &mut String) -> Result<(), Failure> {
         let started = Instant::now();
-        let mut events = self.account.session()?.watch::<T::Sent>(&self.collection, version).await?;
+        let mut events = self.account.session()?.watch::<Sent<T>>(&self.collection, version).await?;
         // The API server has accepted the watch, and sends nothing until an object changes.
         self.set_synced(" again");
-        while let Some(event) = events.next().await? {
+        while let Some(event) = events.try_next().await? {
             match event {
                 WatchEvent::Added(sent) | WatchEvent::Modified(sent) => {
-                    T::metadata(&sent).resource_version.clone_into(version);
+                    sent.metadata.resource_version.clone_into(version);
                     self.cache.add(sent);
                 }
                 WatchEvent::Deleted(sent) => {
-                    T::metadata(&sent).resource_version.clone_into(version);
-                    self.cache.remove(sent);
+                    sent.metadata.resource_version.clone_into(version);
+                    self.cache.remove(&sent.metadata);
                 }
                 WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
-                // `next` returns it as its error.
+                // The watch returns it as its error.
                 WatchEvent::Error(_) => {}
             }
             self.count_objects();

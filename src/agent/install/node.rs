@@ -322,7 +322,7 @@ impl NodeFiles {
         let reached = || if is_listed { self.root.reach(&action.path) } else { self.root.reach_entry(&action.path) };
         match &action.change {
             Change::Program(program) => replace(&reached()?, action.role.mode(), false, |file| {
-                io::copy(&mut trusted_file::follow(program)?, file).map(|_| ())
+                io::copy(&mut trusted_file::open_of_any_kind(program)?, file).map(|_| ())
             }),
             Change::Text(text, mode) => replace(&reached()?, *mode, is_listed, |file| file.write_all(text.as_bytes())),
             Change::Remove => self.remove(&action.path),

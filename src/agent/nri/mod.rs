@@ -12,10 +12,20 @@ use tokio::sync::oneshot;
 /// What the runtime reports, in the order in which it reports it.
 #[derive(Debug)]
 pub enum NriReport {
-    /// The result of the first attempt to register, and then each change of it.
-    Status(NriStatus),
-    /// All pods and containers of the node: before each [`NriStatus::Registered`].
-    Synchronized(Vec<NriPod>, Vec<NriContainer>),
+    /// The runtime reports no containers, with the cause and the next step: after the first attempt to register, and when
+    /// the cause changes.
+    Disconnected(String),
+    /// The runtime reports containers from now on.
+    Registered {
+        /// The name of the runtime, such as `containerd`.
+        runtime: String,
+        /// Its version.
+        version: String,
+        /// All pods of the node.
+        pods: Vec<NriPod>,
+        /// All containers of the node.
+        containers: Vec<NriContainer>,
+    },
     /// A container is about to start: its control group exists. The runtime delays the first instruction until the
     /// sender is used or dropped, for at most 1 s.
     Start(NriPod, NriContainer, oneshot::Sender<()>),
@@ -59,20 +69,6 @@ pub struct NriContainer {
     pub cgroups_path: String,
     /// Its first process; 0 if the runtime does not report it (CRI-O).
     pub pid: u32,
-}
-
-/// Whether the runtime reports containers to this plugin.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NriStatus {
-    /// The runtime reports no containers, with the cause and the next step.
-    Disconnected(String),
-    /// The runtime reports containers.
-    Registered {
-        /// The name of the runtime, such as `containerd`.
-        runtime: String,
-        /// Its version.
-        version: String,
-    },
 }
 
 #[cfg(test)]

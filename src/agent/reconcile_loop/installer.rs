@@ -1,7 +1,6 @@
 //! What the agent's main loop does with the node's files. All of it blocks, so it runs in the pool of threads.
 
-use super::iteration::{Iteration, Obstacle, with_notes};
-use crate::agent::install::{DesiredState, InstallError, InstallPlan, Leadership, NodeFiles};
+use crate::agent::install::{DesiredState, InstallError, InstallPlan, Leadership, NodeFiles, Obstacle};
 use crate::agent::metrics::Metrics;
 use crate::agent::socket;
 use crate::agent::watch::DirectoryWatch;
@@ -111,7 +110,7 @@ impl Installer {
             Err(why) => return Some(why),
         };
         match self.node().preview(Some(&desired)) {
-            Ok(plan) => plan.refused,
+            Ok(plan) => plan.obstacle.filter(|(kind, _)| *kind == Obstacle::Failed).map(|(_, why)| why),
             Err(error) => Some(error.to_string()),
         }
     }
@@ -122,38 +121,24 @@ impl Installer {
         Ok(DesiredInstallation { desired, rejected })
     }
 
-    /// Makes the node's files as desired. Returns the result, and why the newest configuration is not in use.
-    pub(super) fn iterate(&mut self) -> (Iteration, Option<String>) {
+    /// Makes the node's files as desired. Returns what has changed, and why the newest configuration is not in use.
+    pub(super) fn iterate(&mut self) -> (InstallPlan, Option<String>) {
         self.watch.discard_events();
         let desired = self.desired();
         self.watch.directories(&self.directories(desired.as_ref().ok().map(|found| &found.desired)));
         let DesiredInstallation { desired, rejected } = match desired {
             Ok(desired) => desired,
-            Err(reason) => return (Iteration::Obstructed(Obstacle::Failed, reason), None),
+            Err(reason) => return (InstallPlan::impossible(Obstacle::Failed, reason), None),
         };
-        let iteration = self.reconcile(&desired).unwrap_or_else(|error| {
-            let is_owned = matches!(error, InstallError::Owned(_));
-            Iteration::Obstructed(if is_owned { Obstacle::Occupied } else { Obstacle::Failed }, error.to_string())
-        });
-        (iteration, rejected)
-    }
-
-    fn reconcile(&self, desired: &DesiredState) -> Result<Iteration, InstallError> {
-        let plan = self.node().change(Some(desired))?;
-        if desired.multus_chain.is_some() {
+        let plan = self.node().change(Some(&desired));
+        if let (Ok(plan), Some(_)) = (&plan, &desired.multus_chain) {
             self.metrics.set("multus_chain_invalid_files", [], plan.invalid_chain_files.len());
         }
-        Ok(match plan.unmet() {
-            Some(unmet) if plan.refused.is_some() || plan.actions.is_empty() => {
-                let obstacle = match (&plan.refused, &plan.waits_for) {
-                    (Some(_), _) => Obstacle::Failed,
-                    (None, Some(_)) => Obstacle::Waits,
-                    (None, None) => Obstacle::ChainSkipped,
-                };
-                Iteration::Obstructed(obstacle, with_notes(unmet, &plan))
-            }
-            _ => Iteration::Installed(Box::new(plan)),
-        })
+        let plan = plan.unwrap_or_else(|error| {
+            let is_owned = matches!(error, InstallError::Owned(_));
+            InstallPlan::impossible(if is_owned { Obstacle::Occupied } else { Obstacle::Failed }, error.to_string())
+        });
+        (plan, rejected)
     }
 
     /// Returns the directories whose changes require a new iteration.

@@ -5,7 +5,7 @@
 
 use super::api::{Api, WRITE_TIMEOUT};
 use super::resources::{DefinitionQuery, Event, Lookup};
-use super::{Cluster, Definitions, Reports, with_pod};
+use super::{Cluster, Definitions, with_pod};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use nix::errno::Errno;
@@ -41,7 +41,11 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Sends a call's report to the agent behind `socket`. An agent that does not accept it at once does not get it.
 pub fn tell(socket: &Path, called: CallReport) {
     let request = AgentRequest { ask: RequestKind::Called(called), ..AgentRequest::default() };
-    if let Err(error) = send_report(socket, &request) {
+    // Nothing here waits.
+    let sent = open(socket).and_then(|mut stream| {
+        stream.write_all(&line(&request)).map_err(|error| NoAnswer::NotConnected(error.to_string()))
+    });
+    if let Err(error) = sent {
         tracing::debug!(?error, "the report of this call is not sent to the agent");
     }
 }
@@ -191,6 +195,12 @@ impl Cluster for AgentClient {
     fn probe(&self) -> Result<(), Error> {
         self.request(RequestKind::Probe, PROBE_TIMEOUT, read_done, |api| api.probe())
     }
+
+    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
+        let network_status = status.map(ToOwned::to_owned);
+        let ask = RequestKind::Report { pod: pod.reference(), status: network_status, events: events.to_vec() };
+        self.request(ask, WRITE_TIMEOUT, read_done, |api| api.report(pod, status, events))
+    }
 }
 
 impl Definitions for AgentClient {
@@ -204,14 +214,6 @@ impl Definitions for AgentClient {
         };
         let ask = RequestKind::Definitions { wanted: wanted.to_vec() };
         self.request(ask, self.timeout, read, |api| api.definitions(wanted))
-    }
-}
-
-impl Reports for AgentClient {
-    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
-        let network_status = status.map(ToOwned::to_owned);
-        let ask = RequestKind::Report { pod: pod.reference(), status: network_status, events: events.to_vec() };
-        self.request(ask, WRITE_TIMEOUT, read_done, |api| api.report(pod, status, events))
     }
 }
 
@@ -261,12 +263,6 @@ fn exchange(path: &Path, ask: RequestKind, from_memory: bool, timeout: Duration)
         }
         answer => Ok(answer),
     }
-}
-
-/// Sends a request without waiting.
-fn send_report(path: &Path, request: &AgentRequest) -> Result<(), NoAnswer> {
-    let mut stream = open(path)?;
-    stream.write_all(&line(request)).map_err(|error| NoAnswer::NotConnected(error.to_string()))
 }
 
 /// Connects to a listener that belongs to root. No operation on the stream waits.

@@ -2,16 +2,18 @@
 //! `audit`.
 
 use super::request::{ApiRequest, Collection, Failure, Kind, Target, event, in_namespace};
-use super::server::{Api, WRITE_TIMEOUT};
-use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Permission, ScheduledPod, Token, Workload};
-use crate::cluster::wire::{DaemonSetObject, NamespaceObject, PodObject};
+use super::{Api, WRITE_TIMEOUT};
+use crate::cluster::resources::{Event, ObjectRef, Permission, ScheduledPod, Token, Workload};
+use crate::cluster::wire::{DaemonSetObject, NamespaceObject, NodeSpec, Object, PodObject};
 use crate::cni::Error;
 use crate::pod::{Namespace, Pod, PodRef};
+use futures_util::TryStreamExt;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::Event as ApiEvent;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request, WatchEvent};
-use serde::Deserialize;
+use kube::api::{
+    DeleteParams, ListParams, ObjectList, Patch, PatchParams, PostParams, Preconditions, Request, WatchEvent,
+};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -79,34 +81,26 @@ impl Api {
         self.change(request).await
     }
 
-    /// Gets a node (`get nodes`).
+    /// Replaces the taints of a node with what `change` returns (`get nodes`, `patch nodes`). Returns false if that is
+    /// `None`.
     ///
     /// # Errors
-    /// The node does not exist, or the API does not answer.
-    pub async fn node(&self, name: &str) -> Result<NodeTaints, Error> {
-        let accept = |node: Value| {
-            let text = |at: &Value| at.as_str().map(str::to_owned).ok_or_else(|| Failure::unexpected("not a node"));
-            let (name, resource_version) =
-                (text(&node["metadata"]["name"])?, text(&node["metadata"]["resourceVersion"])?);
-            Ok(NodeTaints {
-                name,
-                resource_version,
-                taints: node["spec"]["taints"].as_array().cloned().unwrap_or_default(),
-            })
-        };
-        self.sent(&ApiRequest::get(Kind::NODE, None, name)?, accept).await
-    }
-
-    /// Replaces all taints of a node that still has its `resource_version` (`patch nodes`).
-    ///
-    /// # Errors
-    /// [`crate::cni::Code::PodUnknown`] if another process changed or deleted the node; else as [`Self::node`].
-    pub async fn taint(&self, NodeTaints { name, resource_version, taints }: &NodeTaints) -> Result<(), Error> {
-        let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": {"taints": taints}});
+    /// The node does not exist, or the API does not answer; [`crate::cni::Code::PodUnknown`] if another process changed or
+    /// deleted the node meanwhile.
+    pub async fn change_taints(
+        &self,
+        name: &str,
+        change: impl FnOnce(&[Value]) -> Option<Vec<Value>>,
+    ) -> Result<bool, Error> {
+        let node: Object<NodeSpec> = self.sent(&ApiRequest::get(Kind::NODE, None, name)?, Ok).await?;
+        let Some(taints) = change(&node.spec.unwrap_or_default().taints) else { return Ok(false) };
+        // The patch is refused if the node has another version.
+        let metadata = json!({"resourceVersion": node.metadata.resource_version});
+        let patch = Patch::Merge(json!({"metadata": metadata, "spec": {"taints": taints}}));
         let request = ApiRequest::of_object("patch", "nodes", Target(Kind::NODE, None, name), |nodes| {
-            nodes.patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            nodes.patch(name, &PatchParams::default(), &patch)
         });
-        self.change(request).await
+        self.change(request).await.map(|()| true)
     }
 
     async fn change(&self, request: Result<ApiRequest, Error>) -> Result<(), Error> {
@@ -119,7 +113,7 @@ impl Api {
     /// # Errors
     /// The API rejects the request, or does not answer.
     pub async fn has(&self, daemon_set: &ObjectRef, timeout: Duration) -> Result<bool, Error> {
-        let exists = |found: List<DaemonSetObject>| Ok(found.items.iter().any(|one| !one.metadata.is_deleting()));
+        let exists = |found: ObjectList<DaemonSetObject>| Ok(found.items.iter().any(|one| !one.metadata.is_deleting()));
         self.within(timeout).sent(&ApiRequest::list(&only(daemon_set), of(daemon_set))?, exists).await
     }
 
@@ -137,7 +131,7 @@ impl Api {
         let version = session.list(&collection, true, TOKEN_TIMEOUT, found).await.map_err(failed)?;
         report(exists);
         let mut events = session.watch::<DaemonSetObject>(&collection, &version).await.map_err(failed)?;
-        while let Some(event) = events.next().await.map_err(failed)? {
+        while let Some(event) = events.try_next().await.map_err(failed)? {
             match event {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => report(!object.metadata.is_deleting()),
                 WatchEvent::Deleted(_) => report(false),
@@ -146,12 +140,6 @@ impl Api {
         }
         Ok(())
     }
-}
-
-/// The items of a list.
-#[derive(Deserialize)]
-struct List<T> {
-    items: Vec<T>,
 }
 
 /// Returns the collection of this DaemonSet only.

@@ -260,7 +260,7 @@ fn event_body(pod: &Pod, event: &Event) -> Value {
 pub(crate) struct Failure {
     /// The status of the API server's answer; 0 without one.
     pub(crate) status: u16,
-    /// Whether the answer, or an event of a watch, exceeds its limit.
+    /// Whether the answer exceeds its limit.
     pub(crate) is_too_large: bool,
     /// The cause in one line.
     pub(crate) cause: String,
@@ -286,8 +286,8 @@ impl Failure {
     }
 
     /// Returns the failure of an answer that is larger than `limit`.
-    pub(super) fn too_large(part: &str, limit: usize) -> Self {
-        Self { is_too_large: true, ..Self::new(format!("expected {part} of at most {limit} bytes, got more")) }
+    pub(super) fn too_large(limit: usize) -> Self {
+        Self { is_too_large: true, ..Self::new(format!("expected a response of at most {limit} bytes, got more")) }
     }
 
     /// Returns the failure that a `Status` reports.
@@ -326,7 +326,11 @@ impl Display for Failure {
 
 impl From<kube::Error> for Failure {
     fn from(error: kube::Error) -> Self {
-        Self::new(causes(&error))
+        match error {
+            kube::Error::Api(status) => Self::of_status(status.code, &status.message),
+            kube::Error::SerdeError(why) => Self::unexpected(why),
+            other => Self::new(causes(&other)),
+        }
     }
 }
 

@@ -1,17 +1,18 @@
 //! A session with an API server: the client, the event loop on which its requests run, their retries until a deadline, and
 //! what it receives: answers of limited size, lists in pages, and the events of watches.
 //!
-//! This is below kube's `Api`, which reads answers of any size, drops the header `Retry-After`, and parses the parts of
-//! objects that this program does not need, such as `managedFields`.
+//! This is below kube's `Api`, which reads answers of any size, and drops the header `Retry-After`.
 
 use super::request::{ApiRequest, Collection, Failure};
 use crate::backoff::Backoff;
 use crate::cluster::kubeconfig::{Kubeconfig, connects_to, server_address};
 use crate::cni::{Code, Error};
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, ready, select};
+use futures_util::{Stream, StreamExt, TryStreamExt};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use hyper::{Request, Response};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::Client;
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::client::Body;
@@ -19,16 +20,15 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use std::cell::RefCell;
-use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Mutex;
 use tokio::time::{sleep, sleep_until, timeout};
 
-/// The maximum size of an answer and of an event, so that a server that is not an API server can't exhaust the memory of
+/// The maximum size of an answer, so that a server that is not an API server can't exhaust the memory of
 /// this process. The API server accepts objects of at most 1.5 MiB (etcd, `--max-request-bytes`); as JSON, an object can
 /// be six times as large if all of its text needs escapes. Answers are not compressed: kube is built without `gzip`.
 const MAX_ANSWER: usize = 16 << 20;
@@ -44,9 +44,9 @@ const WATCH_SECONDS: u32 = 290;
 
 /// A client and the event loop on which its requests run.
 pub(crate) struct Session {
-    /// The event loop of the calling thread, so that no thread is started; `None` if another thread runs it.
+    /// The event loop for callers that block, run by their thread, so that no thread is started; `None` if the callers are
+    /// tasks.
     own: Option<Runtime>,
-    handle: Handle,
     client: Client,
     /// The server's address for messages.
     server: String,
@@ -62,60 +62,42 @@ pub(crate) struct Session {
 #[derive(Deserialize)]
 struct Page<'a> {
     #[serde(default)]
-    metadata: ListMetadata,
+    metadata: ListMeta,
     #[serde(borrow)]
     items: Option<Vec<&'a RawValue>>,
 }
 
-/// `metadata` of a list (apimachinery, `ListMeta`).
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct ListMetadata {
-    resource_version: String,
-    r#continue: String,
-}
-
 impl Session {
-    /// Creates the client; the first request connects.
-    pub(super) fn open(kubeconfig: &Kubeconfig<'_>, path: PathBuf, shared: Option<Handle>) -> Result<Self, Error> {
-        let own = match &shared {
-            Some(_) => None,
-            None => Some(Builder::new_current_thread().enable_io().enable_time().build().map_err(|error| {
-                Error::new(Code::Internal, "event loop for API requests not started").with_details(error.to_string())
-            })?),
-        };
-        let handle = shared.or_else(|| own.as_ref().map(|runtime| runtime.handle().clone()));
-        let handle = handle.ok_or_else(|| Error::new(Code::Internal, "no event loop for API requests"))?;
-        let config = kubeconfig.config(own.is_none())?;
+    /// Creates the client; the first request connects. If it is `of_tasks`, call this inside one of them.
+    pub(super) fn open(kubeconfig: &Kubeconfig<'_>, path: PathBuf, of_tasks: bool) -> Result<Self, Error> {
+        let own = (!of_tasks).then(|| Builder::new_current_thread().enable_io().enable_time().build()).transpose();
+        let own = own.map_err(|error| no_event_loop("not started").with_details(error.to_string()))?;
+        let config = kubeconfig.config(of_tasks)?;
         let (server, address) = (server_address(&config), connects_to(&config));
         // A client spawns tasks.
-        let client = {
-            let _inside = handle.enter();
-            kubeconfig.client(config)?
-        };
-        Ok(Self { own, handle, client, server, address, kubeconfig: path, page: Mutex::default() })
+        let inside = own.as_ref().map(Runtime::enter);
+        let client = kubeconfig.client(config)?;
+        drop(inside);
+        Ok(Self { own, client, server, address, kubeconfig: path, page: Mutex::default() })
     }
 
-    /// Runs `work` on the event loop until it ends. Not for tasks of a shared event loop.
-    pub(super) fn run<T>(&self, work: impl Future<Output = T>) -> T {
-        match &self.own {
-            Some(runtime) => runtime.block_on(work),
-            None => self.handle.block_on(work),
-        }
+    /// Runs `work` on the event loop until it ends. Not for tasks.
+    pub(super) fn run<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        self.own.as_ref().ok_or_else(|| no_event_loop("only for tasks"))?.block_on(work)
     }
 
     /// Sends a request until `accept` takes an answer, a retry can't help, or the deadline has passed.
     pub(super) async fn send<T: DeserializeOwned, U>(
         &self,
         request: &ApiRequest,
-        deadline: Deadline,
+        limits: Limits,
         accept: impl Fn(T) -> Result<U, Failure>,
     ) -> Result<U, Error> {
         let attempt = async || {
             let response = self.transmit(request.http.clone()).await?;
             accept(parsed(&receive(response).await?)?)
         };
-        retry(deadline, &self.address, attempt).await.map_err(|last| self.error(request, last))
+        retry(limits, &self.address, attempt).await.map_err(|last| self.error(request, last))
     }
 
     /// Returns the error for the last failure of a request.
@@ -163,31 +145,32 @@ impl Session {
             for item in page.items.into_iter().flatten() {
                 each(parsed(item.get().as_bytes())?);
             }
-            if page.metadata.r#continue.is_empty() {
-                return Ok(page.metadata.resource_version);
+            continued = page.metadata.continue_.filter(|token| !token.is_empty());
+            if continued.is_none() {
+                return Ok(page.metadata.resource_version.unwrap_or_default());
             }
-            continued = Some(page.metadata.r#continue);
             singles = singles.saturating_sub(1);
         }
         Err(Failure::new(format!("expected at most {MAX_PAGES} pages, got more")))
     }
 
-    /// Watches a collection from `version` on, for some minutes. The server has started the watch when this returns.
-    pub(crate) async fn watch<T: DeserializeOwned>(
+    /// Watches a collection from `version` on, for some minutes. The server has started the watch when this returns. The
+    /// events end with the watch, or with the connection: the next watch shows whether the server is reachable.
+    pub(crate) async fn watch<T: DeserializeOwned + Clone>(
         &self,
         collection: &Collection,
         version: &str,
-    ) -> Result<Events<T>, Failure> {
+    ) -> Result<impl Stream<Item = Result<WatchEvent<T>, Failure>> + Unpin + use<T>, Failure> {
         let params = WatchParams::default().timeout(WATCH_SECONDS);
         let watch = collection.watch(params, version).map_err(kube::Error::BuildRequest)?;
-        let started = timeout(START_TIMEOUT, async {
-            let response = self.transmit(watch).await?;
-            if response.status().is_success() {
-                return Ok(Events { body: response.into_body(), line: Vec::new(), kind: PhantomData });
-            }
-            Err(receive(response).await.err().unwrap_or_default())
-        });
-        started.await.map_err(|_| silent("answer to the watch", START_TIMEOUT))?
+        let started = timeout(START_TIMEOUT, self.client.request_events::<T>(watch)).await;
+        let events = started.map_err(|_| silent("answer to the watch", START_TIMEOUT))??;
+        let connected = events.take_while(|event| ready(!matches!(event, Err(kube::Error::ReadEvents(_)))));
+        let checked = |event| match event {
+            WatchEvent::Error(status) => Err(Failure::of_status(status.code, &status.message)),
+            event => Ok(event),
+        };
+        Ok(Box::pin(connected.map_err(Failure::from).and_then(move |event| ready(checked(event)))))
     }
 }
 
@@ -200,6 +183,10 @@ impl Drop for Session {
     }
 }
 
+fn no_event_loop(why: &str) -> Error {
+    Error::new(Code::Internal, format!("event loop for API requests {why}"))
+}
+
 fn silent(what: &str, time: Duration) -> Failure {
     Failure::new(format!("no {what} within {} s", time.as_secs()))
 }
@@ -210,7 +197,7 @@ async fn receive(response: Response<Body>) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     loop {
         if bytes.len() as u64 + body.size_hint().lower() > MAX_ANSWER as u64 {
-            return Err(Failure::too_large("a response", MAX_ANSWER));
+            return Err(Failure::too_large(MAX_ANSWER));
         }
         match body.frame().await.transpose()? {
             Some(frame) => bytes.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
@@ -222,42 +209,6 @@ async fn receive(response: Response<Body>) -> Result<Vec<u8>, Failure> {
 
 fn parsed<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
     serde_json::from_slice(body).map_err(Failure::unexpected)
-}
-
-/// The events of a watch.
-pub(crate) struct Events<T> {
-    body: Body,
-    /// The beginning of the next event.
-    line: Vec<u8>,
-    kind: PhantomData<T>,
-}
-
-impl<T: DeserializeOwned> Events<T> {
-    /// Returns the next event; `None` if the watch has ended, or the connection is broken: the next watch shows whether the
-    /// server is reachable.
-    ///
-    /// # Errors
-    /// The event is too large or not valid, or the server reports an error.
-    pub(crate) async fn next(&mut self) -> Result<Option<WatchEvent<T>>, Failure> {
-        let mut searched = 0;
-        loop {
-            if let Some(end) = self.line[searched..].iter().position(|byte| *byte == b'\n') {
-                let rest = self.line.split_off(searched + end + 1);
-                return match parsed(&std::mem::replace(&mut self.line, rest))? {
-                    WatchEvent::Error(status) => Err(Failure::of_status(status.code, &status.message)),
-                    event => Ok(Some(event)),
-                };
-            }
-            searched = self.line.len();
-            if searched > MAX_ANSWER {
-                return Err(Failure::too_large("an event", MAX_ANSWER));
-            }
-            match self.body.frame().await {
-                Some(Ok(frame)) => self.line.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
-                Some(Err(_)) | None => return Ok(None),
-            }
-        }
-    }
 }
 
 /// How long "not found" is retried: the cache of the API server, or of a proxy in front of it, may lag behind the
@@ -272,11 +223,13 @@ const LAST_ATTEMPT: Duration = Duration::from_millis(100);
 const CONNECTION_CHECK: Duration = Duration::from_millis(1500);
 const CONNECTION_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// The time for all attempts of a request.
+/// How long the attempts of a request go on.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Deadline {
-    pub(super) started: Instant,
-    pub(super) at: Instant,
+pub(super) struct Limits {
+    /// The time for all attempts.
+    pub(super) timeout: Duration,
+    /// When the time began, if another source was asked first.
+    pub(super) started: Option<Instant>,
     /// Whether the attempts end early if the server accepts no connection: no other source has accepted one.
     pub(super) needs_connection: bool,
     /// Whether transient failures are retried.
@@ -285,10 +238,10 @@ pub(super) struct Deadline {
     pub(super) awaits: bool,
 }
 
-impl Deadline {
-    /// Returns the deadline for a request that started then.
-    pub(super) fn of(started: Instant, timeout: Duration) -> Self {
-        Self { started, at: started + timeout, needs_connection: true, retries: true, awaits: true }
+impl Limits {
+    /// Returns the limits for a request that starts when it is sent, to the only source.
+    pub(super) const fn of(timeout: Duration) -> Self {
+        Self { timeout, started: None, needs_connection: true, retries: true, awaits: true }
     }
 }
 
@@ -297,10 +250,12 @@ pub(super) type ServerAddress = (String, u16);
 
 /// Runs `attempt` until it succeeds, a retry can't help, or the deadline has passed. Returns the last failure.
 pub(super) async fn retry<T>(
-    deadline: Deadline,
+    limits: Limits,
     server: &ServerAddress,
     attempt: impl AsyncFn() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
+    let started = limits.started.unwrap_or_else(Instant::now);
+    let deadline = started + limits.timeout;
     let earlier = RefCell::new(String::new());
     let all = async {
         let (mut backoff, mut not_found_until) = (BACKOFF, None);
@@ -311,11 +266,11 @@ pub(super) async fn retry<T>(
             };
             let now = Instant::now();
             let end = match failure.status {
-                404 if deadline.awaits => *not_found_until.get_or_insert(now + NOT_FOUND_TIMEOUT),
-                _ if deadline.retries && failure.is_transient() => deadline.at,
+                404 if limits.awaits => *not_found_until.get_or_insert(now + NOT_FOUND_TIMEOUT),
+                _ if limits.retries && failure.is_transient() => deadline,
                 _ => now,
             };
-            let left = end.min(deadline.at).saturating_duration_since(now);
+            let left = end.min(deadline).saturating_duration_since(now);
             if left <= LAST_ATTEMPT {
                 return Err(failure);
             }
@@ -324,26 +279,26 @@ pub(super) async fn retry<T>(
             sleep(pause.min(left - LAST_ATTEMPT)).await;
         }
     };
-    match select(pin!(all), pin!(given_up(deadline, server))).await {
+    match select(pin!(all), pin!(given_up(started, limits, server))).await {
         Either::Left((result, _)) => result,
         Either::Right((what, _)) => {
-            let waited = deadline.started.elapsed().as_secs_f32();
+            let waited = started.elapsed().as_secs_f32();
             Err(Failure::new(format!("no {what} within {waited:.1} s{}", earlier.borrow())))
         }
     }
 }
 
 /// Waits until the deadline, or until it is clear that the server accepts no connection. Returns what is missing.
-async fn given_up(deadline: Deadline, (host, port): &ServerAddress) -> &'static str {
-    let check_at = deadline.started + CONNECTION_CHECK;
-    if deadline.needs_connection && check_at < deadline.at {
+async fn given_up(started: Instant, limits: Limits, (host, port): &ServerAddress) -> &'static str {
+    let (check_at, deadline) = (started + CONNECTION_CHECK, started + limits.timeout);
+    if limits.needs_connection && check_at < deadline {
         sleep_until(check_at.into()).await;
         let connection = timeout(CONNECTION_TIMEOUT, TcpStream::connect((host.as_str(), *port))).await;
         if !matches!(connection, Ok(Ok(_))) {
             return "connection";
         }
     }
-    sleep_until(deadline.at.into()).await;
+    sleep_until(deadline.into()).await;
     "answer"
 }
 
@@ -357,18 +312,19 @@ mod tests {
     /// The times of the attempts, if each one fails at once with the same error, and the result. A server listens.
     fn attempts(timeout: Duration, error: &Failure) -> (Vec<Duration>, Failure) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
-        failing(Deadline::of(Instant::now(), timeout), listener.local_addr().expect("an address").port(), error)
+        failing(Limits::of(timeout), listener.local_addr().expect("an address").port(), error)
     }
 
-    fn failing(deadline: Deadline, port: u16, error: &Failure) -> (Vec<Duration>, Failure) {
+    fn failing(limits: Limits, port: u16, error: &Failure) -> (Vec<Duration>, Failure) {
+        let started = Instant::now();
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let times = RefCell::new(Vec::new());
         let attempt = async || {
-            times.borrow_mut().push(deadline.started.elapsed());
+            times.borrow_mut().push(started.elapsed());
             Err::<(), _>(error.clone())
         };
         let server = ("127.0.0.1".to_owned(), port);
-        let last = runtime.block_on(retry(deadline, &server, attempt)).expect_err("it fails");
+        let last = runtime.block_on(retry(limits, &server, attempt)).expect_err("it fails");
         (times.into_inner(), last)
     }
 
@@ -417,11 +373,11 @@ mod tests {
     #[test]
     fn a_server_that_accepts_no_connection_ends_the_attempts_unless_another_source_does() {
         let refused = transient("refused", None);
-        let (times, last) = failing(Deadline::of(Instant::now(), Duration::from_secs(600)), closed_port(), &refused);
+        let (times, last) = failing(Limits::of(Duration::from_secs(600)), closed_port(), &refused);
         let parts = ["no connection within", "an earlier attempt failed: refused"];
         assert!(parts.iter().all(|part| last.cause.contains(part)), "{last:?}");
         assert!(times.len() > 1);
-        let connected = Deadline { needs_connection: false, ..Deadline::of(Instant::now(), Duration::from_secs(3)) };
+        let connected = Limits { needs_connection: false, ..Limits::of(Duration::from_secs(3)) };
         let (times, _) = failing(connected, closed_port(), &refused);
         assert!(times.last() >= Some(&Duration::from_millis(2900)), "{times:?}");
     }

@@ -29,7 +29,7 @@ pub(super) fn examine(
     wanted: Option<&Policy>,
     results: &mut Results,
 ) -> Option<(LiveRules, RulesReport)> {
-    let read = found.map(|found| LiveRules::of_found(found, store).map(|live| (live.report(&found.netns), live)));
+    let read = found.map(|found| LiveRules::of_found(found, store).map(|live| (live.report(), live)));
     results.run(checks::RULES_EQUAL, || match &read {
         Some(Ok((report, live))) => {
             CheckVerdict::merged([equal(report, wanted)].into_iter().chain(fixtures(live)).chain(guarded(live)))

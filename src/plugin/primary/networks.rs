@@ -2,7 +2,7 @@
 //! write network definitions, so keys that belong to the node's administrator are replaced in them.
 
 use super::invocation::{NetworkRunner, PrimaryCall};
-use crate::cluster::{Cluster, DefinitionQuery, Definitions, Lookup, Reports};
+use crate::cluster::{Cluster, DefinitionQuery, Definitions, Lookup};
 use crate::cni::{Code, Error, NetConf, NodeConf, PROGRAM, Primary};
 use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration, auxiliary_chain, beside, resolve};
 use crate::plugin::evaluation::{LazyPod, is_agent};
@@ -24,7 +24,7 @@ pub(super) fn pod_networks(
     cluster: Option<&dyn Definitions>,
     pod: Option<&Pod>,
     ifname: &str,
-    reports: Option<&dyn Reports>,
+    reports: Option<&dyn Cluster>,
 ) -> Result<PodNetworks, Error> {
     let mut resolved = resolve(primary, cluster, pod, ifname, reports)?;
     let PodNetworks { networks, warnings } = &mut resolved;
@@ -125,9 +125,8 @@ pub(super) fn networks_of(
             None => Err(error),
         });
     }
-    let reports = pod.cluster().map(|cluster| cluster as &dyn Reports);
     let resolve = |definitions: Option<&dyn Definitions>| {
-        pod_networks(call.conf, call.primary, definitions, annotated, &call.request.ifname, reports)
+        pod_networks(call.conf, call.primary, definitions, annotated, &call.request.ifname, pod.cluster())
     };
     let definitions = pod.cluster().map(|cluster| cluster as &dyn Definitions);
     let Some(cluster) = definitions.filter(|_| pod.needs_only_configured_networks()) else {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::Builder;
 
 #[test]
 fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
@@ -302,7 +302,7 @@ fn node(taints: &Value, conflicts: usize) -> (impl Fn(&Request) -> Answer + Send
 /// Starts the task of the taint.
 fn start_taint(scene: &Scene<'_>) -> TaintController {
     let account = scene.account();
-    on_event_loop(|| TaintController::start(account.on(Handle::current()), "node-1".into(), KEY.into()))
+    on_event_loop(|| TaintController::start(account.for_tasks(), "node-1".into(), KEY.into()))
 }
 
 #[test]

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Runtime};
 
 const STATE: &str = "/run/detour";
 const LIST: &str = "/etc/cni/net.d/10-cluster.conflist";
@@ -130,11 +130,11 @@ impl Scene<'_> {
 
     pub(crate) fn repair_by(&self, mode: RepairMode) -> Repair {
         let account = self.account();
-        let start = move || PodReports::start(Some(account.on(Handle::current())));
+        let start = move || PodReports::start(Some(account.for_tasks()));
         let reports = self.reports.get_or_init(|| on_event_loop(start));
         let settings = PodSettings { repair: mode, live_policy: false };
         let runtime = Builder::new_current_thread().enable_all().build().expect("an event loop");
-        let account = self.account().on(runtime.handle().clone());
+        let account = self.account().for_tasks();
         Repair(PodReconciler::new(settings, self.files(), account, reports.clone(), self.metrics.clone()), runtime)
     }
 

@@ -1,9 +1,9 @@
 //! The commands of docs/install.md, in their order.
 
-use super::{Helm, definition_of, difference, inventory, istio_chart, objects_of};
+use super::{Helm, cluster, definition_of, difference, inventory, istio_chart, objects_of};
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::shipped::{NAMESPACE, apply, manifests, prepare};
+use crate::shipped::{NAMESPACE, apply, manifests};
 use serde_json::{Value, json};
 use std::fs;
 
@@ -18,11 +18,8 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let plane = ControlPlane::start();
-        let admin = plane.admin();
-        prepare(&admin);
+        let (plane, admin, helm) = cluster();
         apply(&admin, &[json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "istio-cni"}})]);
-        let helm = Helm::new(&plane);
         Self { plane, admin, helm }
     }
 

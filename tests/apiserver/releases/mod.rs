@@ -3,7 +3,7 @@
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::shipped::{NAMESPACE, helm, manifests};
+use crate::shipped::{NAMESPACE, helm, manifests, prepare};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -60,6 +60,14 @@ impl Helm {
     pub(crate) fn uninstall(&self, release: &str, namespace: &str) {
         self.run(&["uninstall", release, "-n", namespace]).unwrap_or_else(|error| panic!("{release}: {error}"));
     }
+}
+
+/// Starts a cluster in which the chart can be installed.
+pub(crate) fn cluster() -> (ControlPlane, Client, Helm) {
+    let plane = ControlPlane::start();
+    let (admin, helm) = (plane.admin(), Helm::new(&plane));
+    prepare(&admin);
+    (plane, admin, helm)
 }
 
 /// Writes a chart with one NetworkAttachmentDefinition, as Istio's chart has it with the provider multus. Returns its

@@ -1,22 +1,15 @@
 //! Who owns a NetworkAttachmentDefinition, and what install, upgrade and uninstall do to one of another owner.
 
-use super::{Helm, definition_of, inventory, istio_chart, objects_of};
+use super::{Helm, cluster, definition_of, inventory, istio_chart, objects_of};
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::shipped::{NAMESPACE, prepare};
+use crate::shipped::NAMESPACE;
 use serde_json::{Value, json};
 
 /// A step of a test case.
 type Action<'a> = &'a dyn Fn();
 
 const OPENSHIFT: [&str; 2] = ["--set", "global.platform=openshift"];
-
-fn cluster() -> (ControlPlane, Helm) {
-    let plane = ControlPlane::start();
-    prepare(&plane.admin());
-    let helm = Helm::new(&plane);
-    (plane, helm)
-}
 
 /// Installs Istio's chart, or a stand-in for its part that matters here. Returns what helm reports.
 fn install_istio(plane: &ControlPlane, helm: &Helm, arguments: &[&str]) -> Result<String, String> {
@@ -37,8 +30,7 @@ fn owner(definition: &Value) -> (&str, &str) {
 
 #[test]
 fn a_definition_of_another_owner_is_used_and_left_unchanged() {
-    let (plane, helm) = cluster();
-    let admin = plane.admin();
+    let (plane, admin, helm) = cluster();
     let from_istio = || drop(install_istio(&plane, &helm, &[]).expect("installed"));
     let from_operator = || {
         let mut object = definition_of("default", "istio-cni");
@@ -87,8 +79,7 @@ fn a_definition_of_another_owner_is_used_and_left_unchanged() {
 
 #[test]
 fn an_own_definition_is_refused_to_others_and_deleted_with_the_release() {
-    let (plane, helm) = cluster();
-    let admin = plane.admin();
+    let (plane, admin, helm) = cluster();
     helm.upgrade("detour", &OPENSHIFT);
     let created = live(&admin, "istio-cni").expect("created");
     assert_eq!(owner(&created), (NAMESPACE, "detour"));
@@ -110,8 +101,7 @@ fn an_own_definition_is_refused_to_others_and_deleted_with_the_release() {
 /// Another release takes the definition with --take-ownership before this release has given it up.
 #[test]
 fn an_upgrade_does_not_delete_a_definition_that_another_owner_took() {
-    let (plane, helm) = cluster();
-    let admin = plane.admin();
+    let (plane, admin, helm) = cluster();
     let keep = json!({"metadata": {"annotations": {"helm.sh/resource-policy": "keep"}}});
     helm.upgrade("detour", &OPENSHIFT);
     install_istio(&plane, &helm, &["--take-ownership"]).expect("installed");
@@ -148,8 +138,7 @@ fn an_upgrade_does_not_delete_a_definition_that_another_owner_took() {
 
 #[test]
 fn two_releases_with_the_same_attachment_are_refused_unless_one_has_no_definitions() {
-    let (plane, helm) = cluster();
-    let admin = plane.admin();
+    let (_plane, admin, helm) = cluster();
     let never = [&OPENSHIFT[..], &["--set", "definitions=never"]].concat();
     helm.upgrade("a-detour", &OPENSHIFT);
     let refused = helm.try_upgrade("b-detour", &OPENSHIFT).expect_err("both write istio-cni.conf");
@@ -189,8 +178,7 @@ fn two_releases_with_the_same_attachment_are_refused_unless_one_has_no_definitio
 
 #[test]
 fn a_release_has_a_definition_in_each_namespace_of_its_attachments() {
-    let (plane, helm) = cluster();
-    let admin = plane.admin();
+    let (_plane, admin, helm) = cluster();
     let mut foreign = definition_of("shop", "excludedns");
     foreign["metadata"]["ownerReferences"] =
         json!([{"apiVersion": "v1", "kind": "A\u{1b}[31m", "name": "b", "uid": "1"}]);

@@ -1,11 +1,11 @@
 //! Upgrades, uninstallation, what helm prints after an installation, and `helm test`: the hook's pod runs here as on a node,
 //! with its mounts and capabilities.
 
-use super::{Helm, definition_of, difference, inventory, objects_of};
+use super::{Helm, cluster, definition_of, difference, inventory, objects_of};
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::node::{NAME, Node, SETTLED, on_a_node};
-use crate::shipped::{NAMESPACE, apply, base, prepare};
+use crate::node::{NAME, Node, on_a_node};
+use crate::shipped::{NAMESPACE, apply, base};
 use detour_cni::agent::install::PLATFORMS;
 use serde_json::{Value, json};
 use std::process::{Command, Output};
@@ -17,9 +17,7 @@ const EXCLUDEDNS: &str = "manifests/chart/values-excludedns.yaml";
 /// directories, which `tests/chart` compares.
 #[test]
 fn a_platform_is_upgraded_extended_and_uninstalled_without_remains() {
-    let plane = ControlPlane::start();
-    let (admin, helm) = (plane.admin(), Helm::new(&plane));
-    prepare(&admin);
+    let (_plane, admin, helm) = cluster();
     let empty = inventory(&admin);
     for platform in PLATFORMS.iter().filter(|platform| ["openshift", "k3s"].contains(&platform.name)) {
         let name = platform.name;
@@ -50,9 +48,7 @@ fn a_platform_is_upgraded_extended_and_uninstalled_without_remains() {
 /// The new agents remove the files that the earlier ones wrote there.
 #[test]
 fn an_upgrade_mounts_the_directories_of_the_previous_revision() {
-    let plane = ControlPlane::start();
-    let (admin, helm) = (plane.admin(), Helm::new(&plane));
-    prepare(&admin);
+    let (_plane, admin, helm) = cluster();
     let daemon_set = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"namespace": NAMESPACE, "name": "detour-agent"}});
     let previous = || -> Vec<String> {
         let pod = admin.get(&daemon_set).expect("there")["spec"]["template"]["spec"].take();
@@ -81,9 +77,7 @@ fn an_upgrade_mounts_the_directories_of_the_previous_revision() {
 
 #[test]
 fn an_upgrade_that_would_rename_the_objects_is_refused() {
-    let plane = ControlPlane::start();
-    let (admin, helm) = (plane.admin(), Helm::new(&plane));
-    prepare(&admin);
+    let (_plane, admin, helm) = cluster();
     let empty = inventory(&admin);
     helm.upgrade("mesh", &["--set", "global.platform=openshift,fullnameOverride=detour"]);
     let refused = helm.try_upgrade("mesh", &["--set", "fullnameOverride=other"]).expect_err("renamed");
@@ -107,9 +101,7 @@ list instead. Its log contains the reason.
 
 #[test]
 fn the_notes_name_affected_pods_and_the_next_step() {
-    let plane = ControlPlane::start();
-    let (admin, helm) = (plane.admin(), Helm::new(&plane));
-    prepare(&admin);
+    let (_plane, admin, helm) = cluster();
     let notes = |values: &str| {
         let notes = helm.upgrade("detour", &["--reset-values", "--set", values]);
         notes.split_once("NOTES:\n").expect("notes").1.to_owned()
@@ -237,14 +229,11 @@ fn test(plane: &ControlPlane, admin: &Client, node: &Node<'_>) -> (Result<String
 
 #[test]
 fn helm_test_checks_a_node_with_read_only_mounts_and_without_a_token() {
-    let plane = ControlPlane::start();
-    let (admin, helm) = (plane.admin(), Helm::new(&plane));
-    prepare(&admin);
+    let (plane, admin, helm) = cluster();
     let empty = inventory(&admin);
     helm.upgrade("detour", &[]);
     on_a_node(&plane, &base("kubernetes"), |node| {
-        let agent = node.start_agent("a");
-        agent.wait_for_log(SETTLED);
+        let agent = node.settled_agent("a");
         let (before, installed) = (node.files(), inventory(&admin));
         let (result, output) = test(&plane, &admin, node);
         assert!(result.as_ref().is_ok_and(|text| text.contains("Succeeded")), "{result:?}\n{output}");
@@ -263,8 +252,7 @@ fn helm_test_checks_a_node_with_read_only_mounts_and_without_a_token() {
         assert_eq!(admin.get(&pod()).expect("it stays")["status"]["phase"], "Failed");
 
         // The next test replaces it. Without the capabilities for repairs, the kernel's features are not checked.
-        let again = node.start_agent("b");
-        again.wait_for_log(SETTLED);
+        let _again = node.settled_agent("b");
         helm.upgrade("detour", &["--set", "repair.enabled=false"]);
         let (result, output) = test(&plane, &admin, node);
         assert!(result.is_ok(), "{result:?}\n{output}");
@@ -277,13 +265,10 @@ fn helm_test_checks_a_node_with_read_only_mounts_and_without_a_token() {
 
 #[test]
 fn helm_test_passes_for_an_attachment_on_openshift() {
-    let plane = ControlPlane::start();
-    let (admin, helm) = (plane.admin(), Helm::new(&plane));
-    prepare(&admin);
+    let (plane, admin, helm) = cluster();
     helm.upgrade("detour", &["--set", "global.platform=openshift"]);
     on_a_node(&plane, &base("openshift"), |node| {
-        let agent = node.start_agent("a");
-        agent.wait_for_log(SETTLED);
+        let _agent = node.settled_agent("a");
         let (result, output) = test(&plane, &admin, node);
         assert!(result.is_ok(), "{result:?}\n{output}");
         assert!(!output.contains(NOT_CHECKED), "{output}");

@@ -1,6 +1,6 @@
 //! Golden files: the directory of each cluster CNI with the own list. Set `UPDATE_GOLDEN` to write them.
 
-use crate::cluster_cnis::agent_process::{Agent, SETTLED};
+use crate::cluster_cnis::agent_process::Agent;
 use crate::cluster_cnis::cluster_cni::{CLUSTER_CNIS, ClusterCni, GOLDEN, snapshot};
 use crate::cluster_cnis::runtime::{self, OWN_LIST};
 use crate::cluster_cnis::scene::Scene;
@@ -76,8 +76,7 @@ fn the_own_list_is_the_cluster_networks_list_with_the_entry_and_uninstall_restor
 fn the_agent_follows_an_upgrade_of_the_cluster_cni_and_uninstall_leaves_the_upgraded_file() {
     for_each(|cni| {
         let (scene, directory) = node(cni, "upgrade");
-        let agent = Agent::start(&scene, "a", &[FLAG]);
-        agent.wait_for_log(SETTLED);
+        let agent = Agent::settled(&scene, "a", &[FLAG]);
         let golden = cases(GOLDEN, &format!("{}/after/", cni.name));
         let (name, text) = golden.iter().next().expect("one file");
         assert_eq!((golden.len(), &scene.read(&format!("{DIRECTORY}/{name}"))), (1, text), "{}", cni.name);
