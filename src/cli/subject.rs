@@ -63,8 +63,8 @@ impl SubjectArguments {
     }
 
     /// Reads the pod with kubectl.
-    pub(super) fn read_with(&mut self, kubectl: Kubectl) {
-        self.cluster.kubectl = Some(kubectl);
+    pub(super) fn read_with(&mut self, kubectl: &Kubectl) {
+        self.cluster.kubectl = Some(kubectl.clone());
     }
 
     /// Reads exactly one pod. The node's file system is mounted at `root`.

@@ -25,8 +25,7 @@ pub use explain::{
 };
 pub use needless_exclusions::NeedlessExclusion;
 pub use nodes::{
-    AgentOutput, AgentPod, NodeCheck, NodeResult, NodesAudit, NodesCheck, PodOfNode, PolicyCounts, has_sidecar,
-    missing_agent, node_hint,
+    AgentPod, NodeCheck, NodeResult, NodesAudit, NodesCheck, PodOfNode, has_sidecar, missing_agent, node_hint,
 };
 pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, RulesReport};
 pub use selected::{NetworkLead, SelectedNetwork};

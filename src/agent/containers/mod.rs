@@ -11,13 +11,13 @@ use super::pod_reports::PodReports;
 use crate::cluster::agent::ContainersStatus;
 use crate::host_path::{HostPath, HostRoot};
 use crate::pod::PodRef;
-use crate::state::ROOT;
+use crate::state::{ROOT, Store};
 use sandbox::{Done, Sandbox, Tools};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use std::{fs, io};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinSet, spawn_blocking, spawn_local};
 use tokio::time::sleep;
@@ -40,12 +40,8 @@ pub(super) struct ExcludedContainers(mpsc::Sender<Question>);
 
 /// The connection to the runtime.
 enum Connection {
-    /// The first attempt to connect has not ended.
-    Starting(Instant),
-    Disconnected {
-        why: String,
-        since: Instant,
-    },
+    /// The cause is unknown until the first attempt to connect ends.
+    Disconnected { why: Option<String>, since: Instant },
     /// Name and version of the runtime. All running containers are known.
     Registered(String),
 }
@@ -80,7 +76,7 @@ impl ExcludedContainers {
             tools: Arc::new(tools),
             nri_socket: nri_socket.clone(),
             sandboxes: BTreeMap::new(),
-            connection: Connection::Starting(Instant::now()),
+            connection: Connection::Disconnected { why: None, since: Instant::now() },
             checks: JoinSet::new(),
         };
         spawn_local(task.run(path, questions));
@@ -138,10 +134,10 @@ impl Task {
             NriReport::Disconnected(why) => {
                 tracing::warn!(why, "not registered at the container runtime: excluded containers start captured");
                 let since = match &self.connection {
-                    Connection::Disconnected { since, .. } | Connection::Starting(since) => *since,
+                    Connection::Disconnected { since, .. } => *since,
                     Connection::Registered(_) => Instant::now(),
                 };
-                self.set(Connection::Disconnected { why, since });
+                self.set(Connection::Disconnected { why: Some(why), since });
             }
             NriReport::Registered { runtime, version, pods, containers } => {
                 tracing::info!(socket = %self.nri_socket, runtime, version, "registered at the container runtime");
@@ -180,8 +176,8 @@ impl Task {
     /// Answers a question, or lets the answer wait for a check that runs.
     fn answer(&mut self, (id, answer): Question) {
         let (runtime, error) = match &self.connection {
-            Connection::Starting(_) => (None, "the agent has just started".to_owned()),
-            Connection::Disconnected { why, .. } => (None, why.clone()),
+            Connection::Disconnected { why: None, .. } => (None, "the agent has just started".to_owned()),
+            Connection::Disconnected { why: Some(why), .. } => (None, why.clone()),
             Connection::Registered(runtime) => (Some(runtime.clone()), String::new()),
         };
         let mut status = ContainersStatus { runtime, error, expected: None };
@@ -195,9 +191,8 @@ impl Task {
     }
 
     /// Compares the saved state with the changes that were found, and reports that the agent is not registered for long.
-    fn tick(&mut self, found: io::Result<BTreeMap<String, SystemTime>>) {
-        // The plugin's calls report it if they can't use this directory either.
-        if let Ok(mut found) = found.inspect_err(|error| tracing::debug!("{ROOT}: {error}")) {
+    fn tick(&mut self, found: Option<BTreeMap<String, SystemTime>>) {
+        if let Some(mut found) = found {
             for id in found.keys() {
                 known(&mut self.sandboxes, id);
             }
@@ -206,7 +201,7 @@ impl Task {
             }
         }
         let disconnected = match &self.connection {
-            Connection::Disconnected { why, since } if since.elapsed() >= GRACE => Some((*since, why)),
+            Connection::Disconnected { why: Some(why), since } if since.elapsed() >= GRACE => Some((*since, why)),
             _ => None,
         };
         for sandbox in self.sandboxes.values_mut() {
@@ -248,25 +243,15 @@ fn known<'a>(sandboxes: &'a mut BTreeMap<String, Sandbox>, id: &str) -> &'a mut 
     sandboxes.entry(id.to_owned()).or_insert_with(|| Sandbox::new(id))
 }
 
-/// Returns the sandboxes with saved state, each with the time of its last change.
-async fn scan_after(pause: Duration) -> io::Result<BTreeMap<String, SystemTime>> {
+/// Returns the sandboxes with saved state, each with the time of its last change; `None` if they can't be read.
+async fn scan_after(pause: Duration) -> Option<BTreeMap<String, SystemTime>> {
     sleep(pause).await;
     let scan = || {
-        let entries = match fs::read_dir(ROOT) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
-            Err(error) => return Err(error),
-        };
-        let mut found = BTreeMap::new();
-        for entry in entries {
-            let entry = entry?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            // It may be gone by now.
-            if let (false, Ok(modified)) = (name.starts_with('.'), entry.metadata().and_then(|it| it.modified())) {
-                found.insert(name, modified);
-            }
-        }
-        Ok(found)
+        // The plugin's calls report it if they can't use this directory either.
+        let ids = Store::new(ROOT).sandboxes().inspect_err(|error| tracing::debug!("{error}")).ok()?;
+        // A sandbox may be gone by now.
+        let modified = |id: &String| fs::symlink_metadata(Path::new(ROOT).join(id)).and_then(|it| it.modified()).ok();
+        Some(ids.into_iter().filter_map(|id| modified(&id).map(|modified| (id, modified))).collect())
     };
-    spawn_blocking(scan).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+    spawn_blocking(scan).await.ok().flatten()
 }

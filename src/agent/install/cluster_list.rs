@@ -309,7 +309,7 @@ enum MultusCall {
 }
 
 /// Returns the list of a pod network.
-fn pod_network(file: &ConfFile) -> Result<&ConfList, UnusableList> {
+pub(super) fn pod_network(file: &ConfFile) -> Result<&ConfList, UnusableList> {
     let list = file.list.as_ref().map_err(Clone::clone)?;
     match list.types().next() {
         Some(first) if MULTUS.contains(&first) => Err(UnusableList::Multus),

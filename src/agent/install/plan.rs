@@ -29,6 +29,8 @@ pub struct DesiredState {
     pub multus_chain: Option<HostPath>,
     /// Why the token in the kubeconfig can't be used, although it is written.
     pub expired: Option<String>,
+    /// Why a newer configuration than that of this state is not in use.
+    pub rejected: Option<String>,
 }
 
 /// A file of the installation.
@@ -253,6 +255,8 @@ pub struct InstallPlan {
     pub lacks: Option<String>,
     /// Whether the only change is that the own list follows its source: it was as the installation wrote it.
     pub follows: bool,
+    /// Why the newest configuration is not in use.
+    pub rejected: Option<String>,
 }
 
 impl InstallPlan {
@@ -267,11 +271,6 @@ impl InstallPlan {
         if self.obstacle.as_ref().is_none_or(|(known, _)| obstacle < *known) {
             self.obstacle = Some((obstacle, why));
         }
-    }
-
-    /// Whether nothing new is installed.
-    pub(super) fn is_refused(&self) -> bool {
-        matches!(self.obstacle, Some((Obstacle::Failed, _)))
     }
 
     /// Returns why the node is not ready after the plan, and another tool or the user must act.

@@ -39,7 +39,7 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
         ClusterList { desired: entry, bin_dir, found }.plan(&mut plan);
     }
     let recorded = &found.record.files;
-    if plan.is_refused() {
+    if matches!(plan.obstacle, Some((Obstacle::Failed, _))) {
         // A refused installation adds nothing, and keeps what it has.
         plan.actions.retain(|action| recorded.contains_key(&action.path));
         plan.record.files.retain(|path, _| recorded.contains_key(path));

@@ -1,13 +1,13 @@
 //! Connects to the runtime's socket, and reconnects after each failure. One registration: the plugin's answers to the
 //! runtime, over any stream.
 
-use super::messages::{
-    Answer, Configure, PLUGIN_SERVICE, RUNTIME_SERVICE, RegisterPlugin, Synchronize, event, subscription,
-};
 use super::ttrpc::{
     self, Messages, OF_PLUGIN, OF_RUNTIME, REQUEST, RESPONSE, Request, Response, Status, UNIMPLEMENTED, short_text,
 };
-use super::{NriContainer, NriPod, NriReport};
+use super::{
+    Answer, Configure, NriContainer, NriPod, NriReport, PLUGIN_SERVICE, RUNTIME_SERVICE, RegisterPlugin, SUBSCRIPTION,
+    Synchronize, event,
+};
 use crate::backoff::Backoff;
 use crate::cni::is_identifier;
 use crate::trusted_file::{check, is_trusted};
@@ -120,7 +120,7 @@ impl<'a> Session<'a> {
             _ if request.service != PLUGIN_SERVICE => result = Err(unknown()),
             "Configure" => {
                 self.configuration = Configure::decode(&*request.payload).map_err(malformed)?;
-                result = Ok(subscription().encode_to_vec());
+                result = Ok(Answer { number: SUBSCRIPTION }.encode_to_vec());
             }
             "Synchronize" => {
                 let more = self.list(&request.payload)?;

@@ -1,6 +1,6 @@
 //! Properties of the framing and of sessions, for any input.
 
-use super::messages;
+use super::PLUGIN_SERVICE;
 use super::session::{REGISTRATION_TIMEOUT, Session};
 use super::ttrpc::{self, MAX_MESSAGE, Messages, OF_PLUGIN, OF_RUNTIME, PIECE, REQUEST, Received, Status};
 use proptest::prelude::*;
@@ -39,7 +39,7 @@ fn run<T>(work: impl Future<Output = T>) -> T {
 /// A call of the runtime: the plugin's own call, on the other connection.
 fn call(stream: u32, method: &str, payload: &[u8]) -> Vec<u8> {
     let argument = Bytes { contents: payload.to_vec() };
-    let mut frame = ttrpc::request(stream, messages::PLUGIN_SERVICE, method, &argument);
+    let mut frame = ttrpc::request(stream, PLUGIN_SERVICE, method, &argument);
     assert_eq!(frame[3], u8::try_from(OF_PLUGIN).expect("small"));
     frame[3] = 1;
     frame

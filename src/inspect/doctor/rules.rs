@@ -40,11 +40,10 @@ pub(super) fn examine(
         None => CheckVerdict::not_checked("the pod's network namespace is not known"),
     });
     let read = read.and_then(Result::ok).map(|(report, live)| (live, report));
-    let of = |verdict: &dyn Fn(&LiveRules, &RulesReport) -> CheckVerdict| match &read {
-        Some((live, report)) if live.desired.is_some() => verdict(live, report),
+    results.run(checks::RULES_FIRST, || match &read {
+        Some((live, report)) if live.desired.is_some() => in_front(report),
         _ => CheckVerdict::not_checked("no attachment has rules in this network namespace"),
-    };
-    results.run(checks::RULES_FIRST, || of(&|_, report| in_front(report)));
+    });
     read
 }
 
