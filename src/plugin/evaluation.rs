@@ -162,6 +162,9 @@ fn waits(conf: &NetConf) -> bool {
     is_injected(conf) != Some(false) || guards(&conf.chain).next().is_some()
 }
 
+/// Policies with the names of their networks.
+pub(super) type NamedPolicies<'a> = Vec<(&'a str, Policy)>;
+
 /// Evaluates the desired policies of an ADD's configurations, for a primary plugin with the names of their networks, and
 /// the inputs for live policy. An Event about a request outside the bounds does not delay other pods.
 ///
@@ -171,7 +174,7 @@ pub(super) fn desired_policies<'a>(
     request: &Request,
     pod: &LazyPod<'_>,
     evaluated: impl IntoIterator<Item = (Option<&'a str>, &'a NetConf)>,
-) -> Result<(Vec<(&'a str, Policy)>, Option<AddInputs>), Error> {
+) -> Result<(NamedPolicies<'a>, Option<AddInputs>), Error> {
     let (mut policies, mut ignored, mut inputs) = (Vec::new(), BTreeSet::new(), Vec::new());
     for (network, conf) in evaluated {
         let named = |error: Error| error.of_network(network);
