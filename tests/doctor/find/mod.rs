@@ -69,7 +69,7 @@ fn is_in(found: &FoundNetns, process: &Process) {
 }
 
 #[track_caller]
-fn refused(result: Result<Option<FoundNetns>, detour_cni::cni::Error>, parts: &[&str]) {
+fn refused(result: Result<Option<FoundNetns>, Error>, parts: &[&str]) {
     let error = result.expect_err("refused");
     assert!(parts.iter().all(|part| error.msg.contains(part)), "{error}");
 }
