@@ -38,12 +38,6 @@ impl Fixtures {
         self.routing.extend(&other.routing);
     }
 
-    /// Keeps only the fixtures that have an object in common with `needed`.
-    pub fn retain(&mut self, needed: &Self) {
-        let own = self.objects();
-        *self = needed.those_with(&own);
-    }
-
     /// Returns those of these fixtures that have an object in `fixtures`.
     #[must_use]
     pub fn those_with(&self, fixtures: &BTreeSet<Fixture>) -> Self {
@@ -83,12 +77,16 @@ impl Fixtures {
         find().map_err(|errno| failed("can't list the pod's policy rules and routes", errno, ""))
     }
 
-    /// Removes the objects of these fixtures that `needed` does not have.
+    /// Removes the objects of these fixtures that `needed` does not have, and keeps only the fixtures that have an object in
+    /// common with it.
     ///
     /// # Errors
-    /// The kernel refuses a removal.
-    pub fn remove_but(&self, needed: &Self) -> Result<(), Error> {
-        remove_fixtures(&(&self.objects() - &needed.objects()))
+    /// The kernel refuses a removal; all fixtures are kept.
+    pub fn reduce(&mut self, needed: &Self) -> Result<(), Error> {
+        let own = self.objects();
+        remove_fixtures(&(&own - &needed.objects()))?;
+        *self = needed.those_with(&own);
+        Ok(())
     }
 
     /// Describes each missing object in one line.
