@@ -102,42 +102,28 @@ fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("text")
 }
 
+/// In each row: a file, a text in it, the text in its place, and a part of the error.
+const NOT_READY: &str = "\
+Cargo.toml | repository = | # repository = | Cargo.toml: repository: missing
+manifests/chart/Chart.yaml | home: ADDRESS | home: https://example.com | Chart.yaml: home: expected https://github.com/
+Cargo.toml | version = \"VERSION\" | version = \"9.9.9\" | Cargo.toml: version: expected
+Cargo.lock | name = \"detour-cni\"\\nversion = \"VERSION\" | name = \"detour-cni\"\\nversion = \"9.9.9\" | Cargo.lock
+manifests/chart/Chart.yaml | version: VERSION | version: 9.9.9 | Chart.yaml: version: expected
+manifests/chart/Chart.yaml | appVersion: VERSION | appVersion: 9.9.9 | Chart.yaml: appVersion: expected
+manifests/openshift/rendered.yaml | detour:VERSION\" | detour:9.9.9\" | tag of the image: expected
+manifests/chart/values.yaml | global: | global: # changed | manifests/kubernetes/rendered.yaml: not rendered
+CHANGELOG.md | ## VERSION - 2026-01-31 | ## VERSION | CHANGELOG.md: expected a section
+CHANGELOG.md | ## VERSION - 2026-01-31 | ## Unreleased\\n\\n## VERSION - 2026-01-31 | \"Unreleased\" found
+CHANGELOG.md | - [A](docs/a.md#b).\\n |  | is empty";
+
 #[test]
 fn sources_that_are_not_ready_are_refused() {
     let repository = Repository::new("refused");
     assert!(text(&repository.release(&["--check", VERSION])).contains("ready for release"));
 
-    let (chart, version) = ("manifests/chart/Chart.yaml", format!("version: {VERSION}"));
-    let (quoted, section) = (format!("version = \"{VERSION}\""), format!("## {VERSION} - 2026-01-31"));
-    let cases: [(&str, &str, &str, &str); 11] = [
-        ("Cargo.toml", "repository = ", "# repository = ", "Cargo.toml: repository: missing"),
-        (
-            chart,
-            &format!("home: {ADDRESS}"),
-            "home: https://example.com",
-            "Chart.yaml: home: expected https://github.com/",
-        ),
-        ("Cargo.toml", &quoted, "version = \"9.9.9\"", "Cargo.toml: version: expected"),
-        (
-            "Cargo.lock",
-            &format!("name = \"detour-cni\"\n{quoted}"),
-            "name = \"detour-cni\"\nversion = \"9.9.9\"",
-            "Cargo.lock",
-        ),
-        (chart, &version, "version: 9.9.9", "Chart.yaml: version: expected"),
-        (chart, &format!("appVersion: {VERSION}"), "appVersion: 9.9.9", "Chart.yaml: appVersion: expected"),
-        (
-            "manifests/openshift/rendered.yaml",
-            &format!("detour:{VERSION}\""),
-            "detour:9.9.9\"",
-            "tag of the image: expected",
-        ),
-        ("manifests/chart/values.yaml", "global:", "global: ", "manifests/kubernetes/rendered.yaml: not rendered"),
-        ("CHANGELOG.md", &section, &format!("## {VERSION}"), "CHANGELOG.md: expected a section"),
-        ("CHANGELOG.md", &section, &format!("## Unreleased\n\n{section}"), "\"Unreleased\" found"),
-        ("CHANGELOG.md", "- [A](docs/a.md#b).\n", "", "is empty"),
-    ];
-    for (file, before, after, expected) in cases {
+    for row in NOT_READY.lines() {
+        let row = row.replace("VERSION", VERSION).replace("ADDRESS", ADDRESS).replace("\\n", "\n");
+        let [file, before, after, expected] = row.split(" | ").collect::<Vec<_>>()[..] else { panic!("{row}") };
         repository.edit(file, before, after);
         let output = repository.release(&[VERSION]);
         let errors = String::from_utf8_lossy(&output.stderr);

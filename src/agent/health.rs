@@ -7,7 +7,7 @@
 use super::facts::SharedFacts;
 use super::metrics::{self, Metrics};
 use hyper::body::Incoming;
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::CONTENT_TYPE;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
@@ -139,10 +139,8 @@ impl Health {
                 (status, "text/plain; charset=utf-8", text + "\n")
             }
         };
-        let mut response = Response::new(text);
-        *response.status_mut() = status;
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-        response
+        // Fails only for an invalid header.
+        Response::builder().status(status).header(CONTENT_TYPE, kind).body(text).unwrap_or_default()
     }
 
     fn status(&self, path: &str, now: Instant) -> (StatusCode, String) {

@@ -25,7 +25,7 @@ pub use metrics::Metrics;
 pub use plugin_token::PluginToken;
 pub use pod_reports::PodReports;
 pub use pods::{PodSettings, RepairMode};
-pub use reconcile_loop::{DesiredInstallation, Installation, Job, OnExit, run};
+pub use reconcile_loop::{Installation, Job, OnExit, run};
 pub use services::Services;
 
 use std::io;

@@ -1,26 +1,30 @@
-//! The agent's main loop: reconciles the node with the desired state at every change, and reports readiness.
+//! The agent's main loop: reconciles the node with the desired state at every change, and reports readiness. What it does
+//! with the node's files blocks, so it runs in the pool of threads.
 
-mod installer;
 mod iteration;
 
 use super::daemon_set::DaemonSet;
 use super::facts::SharedFacts;
 use super::health::Health;
+use super::install::{DesiredState, InstallError, InstallPlan, Leadership, NodeFiles, Obstacle};
 use super::metrics::Metrics;
 use super::pod_reports::PodReports;
 use super::services::{RunningServices, Services};
-use super::watch::EndSignals;
+use super::socket;
+use super::watch::{DirectoryWatch, EndSignals};
 use crate::cluster::Api;
+use crate::host_path::HostPath;
 use crate::pod::PodRef;
+use crate::wait;
 use clap::ValueEnum;
-use installer::{Installer, Role, STANDBY_INTERVAL};
-use iteration::{LastLogged, Stability};
+use iteration::{LastLogged, Stability, assess, count, event, taint_decision};
+use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process;
 use std::time::{Duration, Instant};
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
-
-pub use installer::{DesiredInstallation, Installation};
 
 /// The interval of reconciliations if the kernel does not report changes.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -100,27 +104,28 @@ pub async fn run(job: Job) -> Result<(), String> {
             Role::Leads => running.iter().for_each(RunningServices::lead),
             Role::Foreign => {}
         }
-        let (iteration, rejected);
-        (installer, (iteration, rejected)) = installer.run(Installer::iterate).await?;
-        let (readiness, mut delay, ignore_events) = iteration.assess(&mut stability, Instant::now());
+        let plan;
+        (installer, plan) = installer.run(Installer::iterate).await?;
+        let (readiness, mut delay, ignore_events) = assess(&plan, &mut stability, Instant::now());
         if !installer.watch.is_complete() && !ignore_events {
             delay = delay.min(POLL_INTERVAL);
         }
         if let Some(services) = &running {
-            services.report(iteration.taint_decision(&readiness));
+            services.report(taint_decision(&plan, &readiness));
         }
-        iteration.count(&job.metrics, &readiness);
-        job.metrics.set("configuration_rejected", [], rejected.is_some());
-        let rejected = rejected.map(|reason| format!("{reason}; the last accepted configuration stays in use"));
+        count(&plan, &job.metrics, &readiness);
+        job.metrics.set("configuration_rejected", [], plan.rejected.is_some());
+        let in_use = |reason: &String| format!("{reason}; the last accepted configuration stays in use");
+        let rejected = plan.rejected.as_ref().map(in_use);
         // The plugin works with the earlier configuration: /readyz fails, but the taint stays off.
         health.report(readiness.obstacle().or_else(|| rejected.clone()), delay);
         logged.rejected(rejected.as_deref());
-        let event = iteration.event(rejected.as_deref());
+        let event = event(&plan, rejected.as_deref());
         if let (Some(pod), Some(event)) = (&job.own_pod, event.as_ref().filter(|_| event != last_event)) {
             reports.event(pod, event.clone());
         }
         last_event = event;
-        logged.iteration(&iteration, &readiness, delay);
+        logged.iteration(&plan, &readiness, delay);
         // Its own changes are not distinguishable from those of other processes, so it ignores the events after a
         // repair and compares again.
         tokio::select! {
@@ -133,7 +138,12 @@ pub async fn run(job: Job) -> Result<(), String> {
     if leads {
         let removes = removes(job.on_exit, job.daemon_set.as_ref()).await;
         let socket = job.services.and_then(|services| services.socket);
-        (_, result) = installer.run(move |installer| installer.end(removes, socket.as_ref())).await?;
+        let end = move |installer: &mut Installer| {
+            let result = installer.leave(removes);
+            installer.hand_over(socket.as_ref());
+            result
+        };
+        (_, result) = installer.run(end).await?;
         if let Some(services) = running.as_mut().filter(|_| removes) {
             services.remove_taint().await;
         }
@@ -163,5 +173,156 @@ async fn removes(on_exit: OnExit, daemon_set: Option<&DaemonSet>) -> bool {
             false
         }),
         (OnExit::Leave | OnExit::Auto, _) => false,
+    }
+}
+
+/// The interval in which an agent on standby checks whether it leads now.
+const STANDBY_INTERVAL: Duration = Duration::from_millis(100);
+/// The interval in which an agent on standby checks whether it could lead.
+const OBSTACLE_INTERVAL: Duration = Duration::from_secs(1);
+/// How long an agent that ends waits until the next one serves the plugin's requests.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The installation on the node.
+pub struct Installation {
+    /// The node's files.
+    pub node: NodeFiles,
+    /// Returns the desired state; called in each iteration, because tokens and configurations change.
+    pub desired: Box<dyn Fn() -> Result<DesiredState, String> + Send>,
+    /// The directories of the files that `desired` reads, as this process reaches them.
+    pub sources: Vec<PathBuf>,
+    /// The agent's DaemonSet, as NAMESPACE/NAME: it owns the installation.
+    pub owner: Option<String>,
+}
+
+/// What the agent is on its node.
+enum Role {
+    Leads,
+    /// Another agent leads, as in a rolling update. This one takes over when that one has ended, so it is ready only if it
+    /// could: otherwise, this is the reason.
+    Standby(Option<String>),
+    /// The installation belongs to another DaemonSet.
+    Foreign,
+}
+
+/// The installation and what is known about it. It moves between the event loop and the pool of threads.
+struct Installer {
+    installation: Installation,
+    metrics: Metrics,
+    watch: DirectoryWatch,
+    leadership: Option<Leadership>,
+    /// On standby: when the last obstacle was found, and the obstacle.
+    obstacle: Option<(Instant, Option<String>)>,
+}
+
+impl Installer {
+    fn new(installation: Installation, metrics: Metrics) -> Self {
+        let watch = DirectoryWatch::new();
+        Self { installation, metrics, watch, leadership: None, obstacle: None }
+    }
+
+    /// Runs `work` in the pool of threads.
+    ///
+    /// # Errors
+    /// `work` panics.
+    async fn run<T: Send + 'static>(
+        mut self,
+        work: impl FnOnce(&mut Self) -> T + Send + 'static,
+    ) -> Result<(Self, T), String> {
+        let done = spawn_blocking(move || {
+            let result = work(&mut self);
+            (self, result)
+        });
+        done.await.map_err(|panic| format!("the agent's installation failed: {panic}"))
+    }
+
+    fn node(&self) -> &NodeFiles {
+        &self.installation.node
+    }
+
+    /// Returns the agent's role. It leads from the first time on at which no other agent does.
+    fn role(&mut self) -> Role {
+        let Installation { node, owner, .. } = &self.installation;
+        if node.other_owner(owner.as_deref()).is_ok_and(|owner| owner.is_some()) {
+            return Role::Foreign;
+        }
+        if self.leadership.is_none() {
+            match node.lead() {
+                Ok(None) => {
+                    let last = self.obstacle.take().filter(|(found, _)| found.elapsed() < OBSTACLE_INTERVAL);
+                    let last = last.unwrap_or_else(|| (Instant::now(), self.obstacle()));
+                    return Role::Standby(self.obstacle.insert(last).1.clone());
+                }
+                found => self.leadership = found.ok().flatten(),
+            }
+        }
+        Role::Leads
+    }
+
+    /// Returns why this agent could not install the plugin now. Changes nothing.
+    fn obstacle(&self) -> Option<String> {
+        let desired = (self.installation.desired)();
+        let plan = desired.and_then(|desired| self.node().preview(Some(&desired)).map_err(|error| error.to_string()));
+        match plan {
+            Ok(plan) => plan.obstacle.filter(|(kind, _)| *kind == Obstacle::Failed).map(|(_, why)| why),
+            Err(why) => Some(why),
+        }
+    }
+
+    /// Makes the node's files as desired. Returns what has changed.
+    fn iterate(&mut self) -> InstallPlan {
+        self.watch.discard_events();
+        let desired = (self.installation.desired)();
+        self.watch.directories(&self.directories(desired.as_ref().ok()));
+        let desired = match desired {
+            Ok(desired) => desired,
+            Err(reason) => return InstallPlan::impossible(Obstacle::Failed, reason),
+        };
+        let plan = self.node().change(Some(&desired));
+        if let (Ok(plan), Some(_)) = (&plan, &desired.multus_chain) {
+            self.metrics.set("multus_chain_invalid_files", [], plan.invalid_chain_files.len());
+        }
+        let plan = plan.unwrap_or_else(|error| {
+            let is_owned = matches!(error, InstallError::Owned(_));
+            InstallPlan::impossible(if is_owned { Obstacle::Occupied } else { Obstacle::Failed }, error.to_string())
+        });
+        InstallPlan { rejected: desired.rejected, ..plan }
+    }
+
+    /// Returns the directories whose changes require a new iteration.
+    fn directories(&self, desired: Option<&DesiredState>) -> Vec<PathBuf> {
+        let installed = desired.map(|desired| self.node().directories(desired)).unwrap_or_default();
+        installed.into_iter().chain(self.installation.sources.iter().cloned()).collect()
+    }
+
+    /// Ends the installation: removes the plugin if `removes`.
+    fn leave(&self, removes: bool) -> Result<(), String> {
+        let Installation { node, owner, .. } = &self.installation;
+        let is_own = || node.other_owner(owner.as_deref()).is_ok_and(|owner| owner.is_none());
+        let removes = removes && self.leadership.is_some() && is_own();
+        let plan = if removes { node.change(None) } else { Ok(InstallPlan::default()) };
+        let plan = plan.map_err(|error| error.to_string())?;
+        plan.actions.iter().for_each(|action| tracing::info!("{action}"));
+        plan.notes.iter().for_each(|note| tracing::warn!("{note}"));
+        let result = if plan.actions.is_empty() { "stays on" } else { "was removed from" };
+        tracing::info!("the agent ends; the plugin {result} the node");
+        Ok(())
+    }
+
+    /// Lets an agent on standby lead. If there is one, waits until it serves the plugin's requests, so that there is always
+    /// one that does.
+    fn hand_over(&mut self, socket: Option<&HostPath>) {
+        let Some(leadership) = self.leadership.take() else { return };
+        let socket = socket.and_then(|socket| self.node().reach(socket).ok());
+        let own = socket.and_then(|socket| Some((socket::identity(&socket).ok()?, socket)));
+        self.node().end_lead(leadership);
+        let Some((own, socket)) = own else { return };
+        let until = |timeout, is: &dyn Fn() -> bool| {
+            let interval = STANDBY_INTERVAL / 10;
+            wait::until(timeout, [interval; 2], || Ok::<_, Infallible>(is().then_some(()))) == Ok(Some(()))
+        };
+        if until(3 * STANDBY_INTERVAL, &|| self.node().has_agent()) {
+            until(HANDOVER_TIMEOUT, &|| socket::identity(&socket).is_ok_and(|file| file != own));
+        }
     }
 }

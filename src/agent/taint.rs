@@ -2,7 +2,7 @@
 
 use crate::backoff::Backoff;
 use crate::cluster::Api;
-use crate::cni::{Code, Error};
+use crate::cni::Code;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -16,16 +16,6 @@ const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from
 /// How long an agent that ends waits for its last change.
 const END_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A taint of a node.
-struct Taint {
-    /// The key, for example `cni.istio.io/not-ready`.
-    key: String,
-    /// The name of the node.
-    node: String,
-    /// The account that changes the node.
-    account: Api,
-}
-
 /// A handle of the task that adds and removes the taint.
 #[derive(Debug)]
 pub struct TaintController {
@@ -34,45 +24,38 @@ pub struct TaintController {
     task: JoinHandle<()>,
 }
 
-impl Taint {
-    /// Runs until the controller is dropped and its last state is applied.
-    async fn run(self, mut updates: watch::Receiver<Option<bool>>) {
-        let (mut backoff, mut logged) = (BACKOFF, String::new());
-        loop {
-            let desired = updates.wait_for(Option::is_some).await.map(|desired| *desired == Some(true));
-            let Ok(is_tainted) = desired else { return };
-            match self.reconcile(is_tainted).await {
-                Ok(changed) => {
-                    if changed {
-                        let change = if is_tainted { "added to" } else { "removed from" };
-                        tracing::info!("taint {} was {change} node {}", self.key, self.node);
-                    }
-                    backoff.reset();
-                    logged.clear();
-                    if updates.changed().await.is_err() {
-                        return;
-                    }
+/// Adds and removes the taint `key` of `node`, until the controller is dropped and its last state is applied.
+async fn run(account: Api, node: String, key: String, mut updates: watch::Receiver<Option<bool>>) {
+    let (mut backoff, mut logged) = (BACKOFF, String::new());
+    loop {
+        let desired = updates.wait_for(Option::is_some).await.map(|desired| *desired == Some(true));
+        let Ok(is_tainted) = desired else { return };
+        match account.change_taints(&node, |taints| changed(taints, &key, is_tainted)).await {
+            Ok(has_changed) => {
+                if has_changed {
+                    let change = if is_tainted { "added to" } else { "removed from" };
+                    tracing::info!("taint {key} was {change} node {node}");
                 }
-                Err(error) => {
-                    let is_conflict = error.code == Code::PodUnknown;
-                    if !is_conflict && logged != error.to_string() {
-                        let change = if is_tainted { "add" } else { "remove" };
-                        tracing::warn!("can't {change} taint {} of node {}: {error}", self.key, self.node);
-                        logged = error.to_string();
-                    }
-                    let pause = backoff.pause(Instant::now());
-                    if let Ok(Err(_)) = timeout(pause, updates.changed()).await {
-                        // The last state is applied before the task ends.
-                        sleep(pause).await;
-                    }
+                backoff.reset();
+                logged.clear();
+                if updates.changed().await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                let is_conflict = error.code == Code::PodUnknown;
+                if !is_conflict && logged != error.to_string() {
+                    let change = if is_tainted { "add" } else { "remove" };
+                    tracing::warn!("can't {change} taint {key} of node {node}: {error}");
+                    logged = error.to_string();
+                }
+                let pause = backoff.pause(Instant::now());
+                if let Ok(Err(_)) = timeout(pause, updates.changed()).await {
+                    // The last state is applied before the task ends.
+                    sleep(pause).await;
                 }
             }
         }
-    }
-
-    /// Adds or removes the taint. Returns whether that changed the node.
-    async fn reconcile(&self, is_tainted: bool) -> Result<bool, Error> {
-        self.account.change_taints(&self.node, |taints| changed(taints, &self.key, is_tainted)).await
     }
 }
 
@@ -81,7 +64,7 @@ impl TaintController {
     #[must_use]
     pub fn start(account: Api, node: String, key: String) -> Self {
         let (desired, updates) = watch::channel(None);
-        Self { desired, task: spawn_local(Taint { key, node, account }.run(updates)) }
+        Self { desired, task: spawn_local(run(account, node, key, updates)) }
     }
 
     /// Sets whether the plugin is ready: the taint is removed then, and added otherwise.

@@ -1,7 +1,7 @@
 //! Waits for changes in directories (inotify) and for the signals that end the process.
 
 use nix::errno::Errno;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use std::collections::BTreeMap;
@@ -101,7 +101,7 @@ impl DirectoryWatch {
         let (mut watched, mut complete) = (BTreeMap::new(), true);
         for (path, (flags, child)) in requested {
             match events.get_ref().0.add_watch(path, flags | AddWatchFlags::IN_ONLYDIR) {
-                Ok(watch) => drop(watched.insert(id(watch), child)),
+                Ok(watch) => drop(watched.insert(watch.as_raw(), child)),
                 // While the agent polls, the same failure recurs with each poll.
                 Err(error) if self.complete => {
                     complete = false;
@@ -142,7 +142,7 @@ impl DirectoryWatch {
 
     fn is_relevant(&self, event: &InotifyEvent) -> bool {
         // An unknown watch belongs to an overflow of the queue or to a removed directory.
-        match self.watched.get(&id(event.wd)) {
+        match self.watched.get(&event.wd.as_raw()) {
             Some(Some(child)) => event.name.as_ref().is_none_or(|name| name == child),
             // The primary plugin creates a directory for each pod beside the kubeconfig.
             Some(None) => !event.mask.contains(AddWatchFlags::IN_ISDIR),
@@ -154,10 +154,6 @@ impl DirectoryWatch {
 #[expect(deprecated, reason = "its replacement is unsafe; these descriptors are open as long as their owners exist")]
 fn registered<T: AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
     AsyncFd::new(owner)
-}
-
-fn id(watch: WatchDescriptor) -> i32 {
-    watch.as_raw()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `detour agent`: keeps the plugin installed, serves pod facts to the plugin, and repairs pods that bypass the
 //! sidecar.
 
-use super::cluster::own_kubeconfig;
+use super::cluster::{own_kubeconfig, variable};
 use super::install::{GivenKeys, InstallOptions, agent_namespace, program_digest};
 use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
@@ -9,16 +9,14 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{DesiredState, Digest, HostPath, NodeFiles, token_in};
 use detour_cni::agent::{
-    DaemonSet, DesiredInstallation, Installation, Job, Metrics, OnExit, PluginToken, PodSettings, RepairMode, Services,
-    run, run_tasks,
+    DaemonSet, Installation, Job, Metrics, OnExit, PluginToken, PodSettings, RepairMode, Services, run, run_tasks,
 };
 use detour_cni::cluster::{Api, ObjectRef};
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use detour_cni::pod::PodRef;
 use detour_cni::trusted_file::read_trusted;
-use std::cell::{OnceCell, RefCell};
-use std::env;
+use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
@@ -26,20 +24,8 @@ const EXAMPLES: &str = "\
 Examples:
   detour agent --platform openshift --root /host --health-address 0.0.0.0:8000
         run in a DaemonSet that mounts the node's directories below /host
-  detour agent --root /host --plugin-service-account detour-plugin
-        give the plugin a token of a separate service account
   detour agent --root /host --on-exit auto --daemon-set detour-agent
         remove the plugin from the node when the DaemonSet is deleted
-  detour agent --root /host --node-name \"$NODE_NAME\"
-        serve facts of this node's pods to the plugin, and repair pods that bypass the sidecar
-
-The agent installs the plugin like `detour install`, and again when the program, the kubeconfig, its
-token or a file of --config or --attachments changes. If the plugin would reject a new file, the
-last valid one stays in use; /readyz, the log and a metric report it. With a node name, it answers
-the plugin's requests, repairs pods that bypass their sidecar, and lets running pods follow changes.
-
-SIGTERM ends the agent; the plugin stays installed unless --on-exit removes it. With
---health-address, the agent also exits with code 1 if the file system hangs for two minutes.
 
 Exit codes: 0 ended by a signal, 1 failure, 2 invalid arguments or input. A missing or invalid file
 of --config or --kubeconfig does not end the agent: /readyz and the log report it.";
@@ -51,6 +37,14 @@ const MAX_KUBECONFIG: u64 = 1 << 20;
 const SOCKET: &str = "/run/detour/agent.sock";
 
 /// Keep the plugin installed on a node, serve pod facts to it, and repair pods that bypass the sidecar
+///
+/// The agent installs the plugin like `detour install`, and again when the program, the kubeconfig, its token or a file
+/// of --config or --attachments changes. If the plugin would reject a new file, the last valid one stays in use; /readyz,
+/// the log and a metric report it. With a node name, it answers the plugin's requests, repairs pods that bypass their
+/// sidecar, and lets running pods follow changes.
+///
+/// SIGTERM ends the agent; the plugin stays installed unless --on-exit removes it. With --health-address, the agent also
+/// exits with code 1 if the file system hangs for two minutes.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct AgentArguments {
@@ -91,31 +85,37 @@ fn as_usage<T>(result: Result<T>) -> Result<T, CommandError> {
 }
 
 impl AgentArguments {
-    pub(super) fn run(&self) -> ExitCode {
-        let result = run_tasks(self.keep()).context("can't create the agent's event loop").flatten();
-        super::exit_code(result.map(|()| ExitCode::SUCCESS))
+    pub(super) fn run(&self) -> Result<ExitCode> {
+        run_tasks(self.keep()).context("can't create the agent's event loop").flatten()
     }
 
-    async fn keep(&self) -> Result<()> {
+    async fn keep(&self) -> Result<ExitCode> {
         logging::start(LogLevel::Info, None, &[], None);
         let node = self.install.node()?;
         tracing::info!("{}", self.install.describe_platform(&node));
         let program = program_digest()?;
         let metrics = Metrics::default();
-        let shared = OnceCell::new();
-        let plugin_token = as_usage(self.plugin_token(&metrics, &shared))?;
+        // Its requests share one connection.
+        let account = self.install.account().map(|account| account.on_node(self.node_name()).for_tasks());
+        let account_for = |purpose: &str| account.clone().map_err(|why| anyhow!("{purpose}: {why}"));
+        let plugin_token = self.plugin_service_account.as_ref().filter(|name| !name.is_empty()).map(|name| {
+            let flag = "--plugin-service-account";
+            Ok(PluginToken::start(account_for(flag)?, self.own_object(flag, name)?, metrics.clone()))
+        });
+        let plugin_token = as_usage(plugin_token.transpose())?;
         let daemon_set = self.daemon_set.as_ref().map(|name| self.own_object("--daemon-set", name));
         let daemon_set = as_usage(daemon_set.transpose())?;
         let owner = daemon_set.as_ref().map(ObjectRef::to_string);
         let watched = daemon_set
             .filter(|_| self.on_exit == OnExit::Auto)
-            .map(|object| Ok(DaemonSet::new(self.account(&shared, "--daemon-set")?, object)));
+            .map(|object| Ok(DaemonSet::new(account_for("--daemon-set")?, object)));
         let daemon_set = as_usage(watched.transpose())?;
-        let services = self.services(&shared);
+        let services = self.services(account_for("pods are not watched"));
         let desired = DesiredSource {
             install: self.install.clone(),
             without_token: self.plugin_service_account.as_deref() == Some(""),
             node: node.clone(),
+            owner: owner.clone(),
             program,
             plugin_token,
             socket: services.as_ref().and_then(|services| services.socket.clone()),
@@ -135,23 +135,11 @@ impl AgentArguments {
             health_address: self.health_address,
             metrics,
             services,
-            account: self.account(&shared, "Events of pods").ok(),
+            account: account.ok(),
             own_pod: self.own_pod(),
         };
-        run(job).await.map_err(|why| anyhow!(why))
-    }
-
-    /// Returns the agent's account, whose requests share one connection.
-    fn account(&self, shared: &OnceCell<Api>, purpose: &str) -> Result<Api> {
-        let account = self.install.account_for(purpose)?;
-        Ok(shared.get_or_init(|| account.on_node(self.node_name()).for_tasks()).clone())
-    }
-
-    fn plugin_token(&self, metrics: &Metrics, shared: &OnceCell<Api>) -> Result<Option<PluginToken>> {
-        let flag = "--plugin-service-account";
-        let Some(name) = self.plugin_service_account.as_ref().filter(|name| !name.is_empty()) else { return Ok(None) };
-        let (account, plugin) = (self.account(shared, flag)?, self.own_object(flag, name)?);
-        Ok(Some(PluginToken::start(account, plugin, metrics.clone())))
+        run(job).await.map_err(|why| anyhow!(why))?;
+        Ok(ExitCode::SUCCESS)
     }
 
     /// Returns a reference to an object in the namespace of the agent's pods.
@@ -163,28 +151,26 @@ impl AgentArguments {
 
     /// Returns the agent's own pod from the environment variables of the downward API, `None` outside of a pod.
     fn own_pod(&self) -> Option<PodRef> {
-        let set = |key| env::var(key).ok().filter(|value| !value.is_empty());
-        let (namespace, name) = (agent_namespace()?, set("POD_NAME")?);
-        Some(PodRef { namespace, name, uid: set("POD_UID") })
+        let (namespace, name) = (agent_namespace()?, variable("POD_NAME")?);
+        Some(PodRef { namespace, name, uid: variable("POD_UID") })
     }
 
     fn node_name(&self) -> Option<String> {
-        let named = self.node_name.clone().or_else(|| env::var("NODE_NAME").ok());
+        let named = self.node_name.clone().or_else(|| variable("NODE_NAME"));
         named.filter(|name| !name.is_empty())
     }
 
-    fn services(&self, shared: &OnceCell<Api>) -> Option<Services> {
+    fn services(&self, account: Result<Api>) -> Option<Services> {
         let Some(node_name) = self.node_name() else {
             if self.taint.is_some() || self.nri_socket.is_some() {
                 tracing::warn!("--taint, --nri-socket: no effect: unknown node name; add --node-name NAME");
             }
             return None;
         };
-        let account = self.account(shared, "pods are not watched").inspect_err(|why| tracing::warn!("{why}"));
         Some(Services {
             node_name,
             socket: HostPath::new(SOCKET),
-            account: account.ok()?,
+            account: account.inspect_err(|why| tracing::warn!("{why}")).ok()?,
             // Only a primary plugin asks for definitions.
             definitions: self.install.primary != Some(false),
             pods: PodSettings { repair: self.repair, live_policy: self.live_policy },
@@ -200,6 +186,7 @@ struct DesiredSource {
     /// Whether the plugin gets no credentials.
     without_token: bool,
     node: NodeFiles,
+    owner: Option<String>,
     program: Digest,
     plugin_token: Option<PluginToken>,
     socket: Option<HostPath>,
@@ -214,21 +201,19 @@ struct DesiredSource {
 impl DesiredSource {
     /// Returns the current state. If the plugin would reject the newest configuration, the last valid one still gets a
     /// current token and program.
-    fn current(&self) -> Result<DesiredInstallation, String> {
+    fn current(&self) -> Result<DesiredState, String> {
         let newest = self.install.given_keys();
         let newest = newest.and_then(|given| self.of(&given).map(|desired| (desired, given)));
         match newest {
             Ok((desired, given)) => {
                 self.accepted.replace(Some(given));
-                Ok(DesiredInstallation { desired, rejected: None })
+                Ok(desired)
             }
             Err(error) => {
                 let rejected = format!("{error:#}");
                 let earlier = self.accepted.borrow().as_ref().and_then(|given| self.of(given).ok());
-                match earlier {
-                    Some(desired) => Ok(DesiredInstallation { desired, rejected: Some(rejected) }),
-                    None => Err(rejected),
-                }
+                let earlier = earlier.ok_or_else(|| rejected.clone())?;
+                Ok(DesiredState { rejected: Some(rejected), ..earlier })
             }
         }
     }
@@ -238,7 +223,7 @@ impl DesiredSource {
         let token = Some(token).filter(|_| !self.without_token);
         let warn = |warnings| self.log_new(warnings);
         let desired = self.install.desired(&self.node, &self.program, given, token, self.socket.as_ref(), &warn)?;
-        Ok(DesiredState { expired: self.expired.take(), ..desired })
+        Ok(DesiredState { owner: self.owner.clone(), expired: self.expired.take(), ..desired })
     }
 
     /// Returns the token for the plugin's kubeconfig.

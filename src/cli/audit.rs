@@ -3,7 +3,7 @@
 use super::doctor::TargetArguments;
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use clap::Args;
-use detour_cni::inspect::audit::{AuditScope, audit};
+use detour_cni::inspect::audit::audit;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -41,6 +41,6 @@ pub(super) struct AuditArguments {
 
 pub(super) fn run(arguments: &AuditArguments) -> Result<CommandOutput, CommandError> {
     let target = arguments.node_target.read()?;
-    let report = audit(&target, AuditScope { namespace: arguments.namespace.as_deref(), all: arguments.all })?;
+    let report = audit(&target, arguments.namespace.as_deref(), arguments.all)?;
     arguments.output.render_verdict(&report, report.is_clean())
 }

@@ -222,7 +222,7 @@ fn installed_on_node(
         }
         Err(reason) => {
             let origin = ConfigurationOrigin { reason: Some(reason), ..ConfigurationOrigin::default() };
-            Subject::of(AppliedConf { origin, ..built_in }, facts, Some(cluster))
+            Subject::given(&[AppliedConf { origin, ..built_in }], facts, Some(cluster))
         }
     }
 }
@@ -280,17 +280,19 @@ pub(super) fn read_text(path: &Path) -> Result<String, CommandError> {
     String::from_utf8(read(path, path)?).map_err(|_| read_failed(path, &"expected UTF-8"))
 }
 
+/// Returns an environment variable, unless it is empty.
+pub(super) fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
 /// Returns the Node object's name as the kubelet derives it by default.
 ///
 /// With another root, this process may run in a pod: then the kernel returns the pod's host name, and only
 /// /etc/hostname of the node is reliable.
 pub(super) fn host_name(root: &Path) -> Option<String> {
-    let from_kernel = || trusted_file::read_text(Path::new("/proc/sys/kernel/hostname"), MAX_HOSTNAME_FILE).ok();
-    let own = (root == Path::new("/")).then(from_kernel).flatten();
-    let from_file = || {
-        let reached = HostRoot::new(root).reach(&HostPath::new("/etc/hostname")?).ok()?;
-        String::from_utf8(trusted_file::read_nofollow(&reached, MAX_HOSTNAME_FILE).ok()?).ok()
-    };
-    let names = own.into_iter().chain(from_file()).map(|text| text.trim().to_lowercase());
-    env::var("NODE_NAME").ok().into_iter().chain(names).find(|name| !name.is_empty())
+    let path = HostPath::new(if root == Path::new("/") { "/proc/sys/kernel/hostname" } else { "/etc/hostname" });
+    let reached = path.and_then(|path| HostRoot::new(root).reach(&path).ok());
+    let text = || trusted_file::read_nofollow(&reached?, MAX_HOSTNAME_FILE).ok();
+    let name = || Some(String::from_utf8_lossy(&text()?).trim().to_lowercase());
+    variable("NODE_NAME").or_else(|| name().filter(|name| !name.is_empty()))
 }

@@ -105,8 +105,9 @@ impl TargetArguments {
         let conf = self.conf.clone().or_else(recorded).or_else(|| HostPath::new(platform.conf_dir));
         let installed = node.installed_texts().ok().filter(|_| self.conf.is_none()).unwrap_or_default().0;
         let own_list = |(path, file): (&HostPath, &FileRecord)| {
-            let (source, kind) = file.source.clone().zip(file.plugin.clone())?;
-            Some((path.clone(), OwnList { source, kind }))
+            let (source, kind) = file.source.clone().zip(file.plugin.as_deref())?;
+            let difference = node.check_own_list(path, &source, kind).err();
+            Some(OwnList { path: path.clone(), source, difference })
         };
         let multus_chain = record.multus_chain.as_ref().map(|directory| {
             let invalid = node.invalid_chain_files(directory);
@@ -117,7 +118,7 @@ impl TargetArguments {
             mount: root.to_owned(),
             node_name: self.node_name.clone().or_else(|| host_name(root)),
             platform: platform.name.to_owned(),
-            chained: match record.is_empty() {
+            chained: match record.files.is_empty() {
                 true => platform.chained,
                 false => record.files.values().any(|file| file.plugin.is_some()),
             },
@@ -125,10 +126,10 @@ impl TargetArguments {
             conf: conf.unwrap_or_else(HostPath::root),
             programs,
             installed,
-            own_lists: record.with_role(Role::OwnList).filter_map(own_list).collect(),
+            own_list: record.with_role(Role::OwnList).find_map(own_list),
             multus_chain,
             changed: match &found {
-                Ok(found) => Ok((!found.record.is_empty()).then(|| changed(found))),
+                Ok(found) => Ok((!found.record.files.is_empty()).then(|| changed(found))),
                 Err(why) => Err(why.to_string()),
             },
             pod: None,

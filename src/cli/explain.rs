@@ -7,7 +7,7 @@ use super::subject::SubjectArguments;
 use clap::Args;
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{RuleFormat, Ruleset, native, restore_text};
-use detour_cni::inspect::{Explained, Explanations, explained, picture};
+use detour_cni::inspect::{Explained, explained, picture};
 use detour_cni::policy::Ipv6;
 use detour_cni::printable::Text;
 use std::process::ExitCode;
@@ -79,7 +79,7 @@ pub(super) fn run(arguments: &ExplainArguments) -> Result<CommandOutput, Command
     }
     let explanations: Vec<_> = subjects.iter().map(|subject| of(subject).explanation).collect();
     let fine = explanations.iter().all(|one| one.add_fails.is_none());
-    arguments.output.render_verdict(&Explanations(explanations), fine)
+    arguments.output.render_verdict(&explanations, fine)
 }
 
 /// Returns the rules as text, and prints a note about those that the text does not have.

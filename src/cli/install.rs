@@ -25,14 +25,6 @@ Examples:
   detour install --name excludedns --attachments attachments.json
         install with a configuration file for each attachment
 
-Platforms: openshift (aro, crc, ocp, okd, rosa) and microshift, both with a separate configuration
-file for Multus; gke, k3d, k3s, microk8s, bottlerocket, minikube; and kubernetes (aks, default, eks,
-iks, k0s, kind, kubeadm, rke1, rke2, talos).
-
-Repeat the command to restore missing or changed files. It never replaces a file of another owner; a
-list of another owner gets the plugin's entry. A node has one installation; if an agent owns it, the
-command refuses to change it.
-
 Exit codes: 0 success, 1 incomplete (see stderr), 2 invalid arguments or input.";
 
 const UNINSTALL_EXAMPLES: &str = "\
@@ -41,10 +33,6 @@ Examples:
         show what would change on this node, as a unified diff
   detour uninstall --root /host
         uninstall from a pod that mounts the node's file system at /host
-
-Pods keep their rules; recreate a pod to remove its guard (mesh-guard). The command keeps files that
-were edited after the installation and the files that they require, and the program while CRI-O or
-Multus needs it to delete running pods; it lists them.
 
 Exit codes: 0 success, also if the program stays for running pods, 1 incomplete (see stderr),
 2 invalid arguments or input.";
@@ -55,7 +43,13 @@ pub(super) const PROGRAM_FILE: &str = "/proc/self/exe";
 /// Install the program, a kubeconfig and the plugin's configuration on a node
 ///
 /// The command replaces each file atomically. At any time, runtimes find a valid configuration that names an existing
-/// program.
+/// program. Repeat the command to restore missing or changed files. It never replaces a file of another owner; a list of
+/// another owner gets the plugin's entry. A node has one installation; if an agent owns it, the command refuses to change
+/// it.
+///
+/// Platforms: openshift (aro, crc, ocp, okd, rosa) and microshift, both with a separate configuration file for Multus;
+/// gke, k3d, k3s, microk8s, bottlerocket, minikube; and kubernetes (aks, default, eks, iks, k0s, kind, kubeadm, rke1,
+/// rke2, talos).
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct InstallArguments {
@@ -70,6 +64,9 @@ pub(super) struct InstallArguments {
 }
 
 /// Remove what `install` wrote, and keep files that were edited afterwards
+///
+/// Pods keep their rules; recreate a pod to remove its guard (mesh-guard). The command also keeps the files that edited
+/// files require, and the program while CRI-O or Multus needs it to delete running pods; it lists them.
 #[derive(Debug, Args)]
 #[command(after_help = UNINSTALL_EXAMPLES)]
 pub(super) struct UninstallArguments {
@@ -81,11 +78,7 @@ pub(super) struct UninstallArguments {
 }
 
 impl InstallArguments {
-    pub(super) fn run(&self) -> ExitCode {
-        super::exit_code(self.install())
-    }
-
-    fn install(&self) -> Result<ExitCode> {
+    pub(super) fn run(&self) -> Result<ExitCode> {
         let mut options = self.options.clone();
         options.names.clone_from(&self.names);
         let node = options.node()?;
@@ -110,11 +103,7 @@ impl InstallArguments {
 }
 
 impl UninstallArguments {
-    pub(super) fn run(&self) -> ExitCode {
-        super::exit_code(self.uninstall())
-    }
-
-    fn uninstall(&self) -> Result<ExitCode> {
+    pub(super) fn run(&self) -> Result<ExitCode> {
         let node = self.place.node()?;
         let plan = if self.dry_run { node.preview(None)? } else { node.change(None)? };
         let code = print_plan(&plan, self.dry_run);

@@ -86,9 +86,9 @@ pub(crate) fn run() -> ExitCode {
         Command::Rules(arguments) => print_report(arguments.output, rules::run(&arguments)),
         Command::Doctor(arguments) => print_report(arguments.output, doctor::run(&arguments)),
         Command::Audit(arguments) => print_report(arguments.output, audit::run(&arguments)),
-        Command::Install(install) => install.run(),
-        Command::Agent(agent) => agent.run(),
-        Command::Uninstall(uninstall) => uninstall.run(),
+        Command::Install(install) => exit_code(install.run()),
+        Command::Agent(agent) => exit_code(agent.run()),
+        Command::Uninstall(uninstall) => exit_code(uninstall.run()),
         Command::Validate(arguments) => print_report(arguments.output, validate::run(&arguments)),
         Command::Version(arguments) => print_report(arguments.output, run_version(&arguments)),
         Command::Completion(arguments) => print_result(run_completion(&arguments)),
@@ -136,14 +136,11 @@ fn exit_code(result: anyhow::Result<ExitCode>) -> ExitCode {
 
 /// Writes `text` to stdout and returns `code`, or 1 if stdout can't be written.
 fn print_output(text: &Text, code: ExitCode) -> ExitCode {
-    crate::write(io::stdout(), text).map_or_else(|why| output_failed(&why), |()| code)
-}
-
-/// Reports that stdout can't be written, unless the reader closed the pipe early, as `head` does.
-fn output_failed(why: &io::Error) -> ExitCode {
-    match why.kind() {
-        ErrorKind::BrokenPipe => ExitCode::FAILURE,
-        _ => print_error(format_args!("can't write the output: stdout: {why}"), ExitCode::FAILURE),
+    match crate::write(io::stdout(), text) {
+        Ok(()) => code,
+        // The reader closed the pipe early, as `head` does.
+        Err(why) if why.kind() == ErrorKind::BrokenPipe => ExitCode::FAILURE,
+        Err(why) => print_error(format_args!("can't write the output: stdout: {why}"), ExitCode::FAILURE),
     }
 }
 
@@ -204,7 +201,8 @@ impl TextReport for VersionReport {
 }
 
 fn run_version(arguments: &VersionArguments) -> Result<CommandOutput, CommandError> {
-    arguments.output.render(&VersionReport { version: env!("CARGO_PKG_VERSION"), cni_versions: SUPPORTED.to_vec() })
+    let report = VersionReport { version: env!("CARGO_PKG_VERSION"), cni_versions: SUPPORTED.to_vec() };
+    arguments.output.render_verdict(&report, true)
 }
 
 #[cfg(test)]

@@ -71,18 +71,10 @@ pub(super) struct OutputArguments {
 }
 
 impl OutputArguments {
-    /// Renders the report in the format of `-o`.
+    /// Renders the report in the format of `-o`; the exit code is 1 unless it is `fine`.
     ///
     /// # Errors
     /// The report can't be serialized.
-    pub(super) fn render<R: Serialize + TextReport>(self, report: &R) -> Result<CommandOutput, CommandError> {
-        self.render_verdict(report, true)
-    }
-
-    /// Renders the report; the exit code is 1 unless it is `fine`.
-    ///
-    /// # Errors
-    /// As [`Self::render`].
     pub(super) fn render_verdict<R>(self, report: &R, fine: bool) -> Result<CommandOutput, CommandError>
     where
         R: Serialize + TextReport,

@@ -2,7 +2,7 @@
 
 use super::cluster::ClusterArguments;
 use super::output::{CommandError, CommandOutput, OutputArguments};
-use super::subject::{NO_NETNS, NetnsArguments, NetnsRules};
+use super::subject::{NO_NETNS, NetnsArguments};
 use clap::{ArgGroup, Args};
 use detour_cni::inspect::RulesReport;
 use std::path::Path;
@@ -62,8 +62,8 @@ pub(super) fn run(arguments: &RulesArguments) -> Result<CommandOutput, CommandEr
         (None, Some(_)) => return Err(CommandError::Usage(NO_NETNS.to_owned())),
         (place, None) => (None, place.as_deref().map(Path::new)),
     };
-    let NetnsRules { rules, netns, evidence } = arguments.netns.read(pod.as_ref(), place, "rules")?;
-    let report = rules.report(&netns).with_cgroup_paths(root);
-    let report = RulesReport { found_by: evidence, all: arguments.all, ..report };
+    let rules = arguments.netns.read(pod.as_ref(), place, "rules")?;
+    let mut report = RulesReport { all: arguments.all, ..rules.report() };
+    report.containers.iter_mut().for_each(|sets| sets.add_paths(root));
     arguments.output.render_verdict(&report, report.as_asked != Some(false))
 }

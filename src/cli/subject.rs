@@ -63,8 +63,8 @@ impl SubjectArguments {
     }
 
     /// Reads the pod with kubectl.
-    pub(super) fn read_with(&mut self, kubectl: Kubectl) {
-        self.cluster.kubectl = Some(kubectl);
+    pub(super) fn read_with(&mut self, kubectl: &Kubectl) {
+        self.cluster.kubectl = Some(kubectl.clone());
     }
 
     /// Reads exactly one pod. The node's file system is mounted at `root`.
@@ -94,21 +94,13 @@ impl SubjectArguments {
                 if configurations.is_empty() && self.definitions.is_empty() {
                     configurations.push(ClusterArguments::built_in()?);
                 }
-                let pods = read_text(file)?;
-                let namespace =
-                    self.namespace_file.as_ref().map(|path| Ok::<_, CommandError>((path, read_text(path)?)));
-                let namespace = namespace.transpose()?;
+                let read = |path: &PathBuf| Ok::<_, CommandError>((path.clone(), read_text(path)?));
                 let mut definitions = Vec::new();
                 for path in &self.definitions {
-                    for path in manifest_files(path)? {
-                        definitions.push((read_text(&path)?, path));
-                    }
+                    definitions.extend(manifest_files(path)?.iter().map(read).collect::<Result<Vec<_>, _>>()?);
                 }
-                let texts = ManifestTexts {
-                    pods: (file, &pods),
-                    namespace: namespace.as_ref().map(|(path, text)| (path.as_path(), text.as_str())),
-                    definitions: definitions.iter().map(|(text, path)| (path.as_path(), text.as_str())).collect(),
-                };
+                let namespace = self.namespace_file.as_ref().map(read).transpose()?;
+                let texts = ManifestTexts { pods: read(file)?, namespace, definitions };
                 let selector = PodSelector { namespace: self.cluster.namespace.as_deref(), name: name.as_deref() };
                 let mut manifest = PodManifest::read(&texts, &selector).map_err(CommandError::Input)?;
                 if self.cluster.configs.is_empty() {
@@ -160,37 +152,25 @@ pub(super) struct NetnsArguments {
 /// The usage error of a command without a network namespace.
 pub(super) const NO_NETNS: &str = "expected a network namespace, or a pod: -n NAMESPACE POD";
 
-/// The live rules of a network namespace, and how it was found.
-pub(super) struct NetnsRules {
-    pub(super) rules: LiveRules,
-    pub(super) netns: PathBuf,
-    /// How the namespace was found; `None` if the arguments name it directly.
-    pub(super) evidence: Option<String>,
-}
-
-impl NetnsRules {
-    /// Returns the interface through which the packet leaves, or at which it arrives: for an inbound one, the interface with
-    /// its destination, as fallback that of the route back. Without a route, it is the pod's default interface.
-    ///
-    /// # Errors
-    /// The namespace can't be entered, or the kernel refuses the request.
-    pub(super) fn interface_of(&self, from: Sender, to: Destination) -> Result<String, Error> {
-        let address = to.address.ip();
-        let find = || match from {
-            Sender::Process { uid, .. } => {
-                outgoing_interface(address, Some(uid), Some((to.protocol, to.address.port())))
-            }
-            Sender::Inbound(client) => match interface_with(address)? {
-                Some(interface) => Ok(Some(interface)),
-                None => outgoing_interface(client.unwrap_or_else(|| outside(address)), None, None),
-            },
-        };
-        let found = match NetNs::open(&self.netns)? {
-            Some(netns) => netns.enter_without_lock(find)?,
-            None => None,
-        };
-        Ok(found.unwrap_or_else(|| DEFAULT_INTERFACE.to_owned()))
-    }
+/// Returns the interface through which the packet leaves, or at which it arrives: for an inbound one, the interface with
+/// its destination, as fallback that of the route back. Without a route, it is the pod's default interface.
+///
+/// # Errors
+/// The namespace can't be entered, or the kernel refuses the request.
+pub(super) fn interface_of(netns: &Path, from: Sender, to: Destination) -> Result<String, Error> {
+    let address = to.address.ip();
+    let find = || match from {
+        Sender::Process { uid, .. } => outgoing_interface(address, Some(uid), Some((to.protocol, to.address.port()))),
+        Sender::Inbound(client) => match interface_with(address)? {
+            Some(interface) => Ok(Some(interface)),
+            None => outgoing_interface(client.unwrap_or_else(|| outside(address)), None, None),
+        },
+    };
+    let found = match NetNs::open(netns)? {
+        Some(netns) => netns.enter_without_lock(find)?,
+        None => None,
+    };
+    Ok(found.unwrap_or_else(|| DEFAULT_INTERFACE.to_owned()))
 }
 
 /// Returns an address that only a default route reaches: it is reserved for documentation (RFC 5737, RFC 3849).
@@ -217,7 +197,7 @@ impl NetnsArguments {
         pod: Option<&Pod>,
         netns: Option<&Path>,
         command: &str,
-    ) -> Result<NetnsRules, CommandError> {
+    ) -> Result<LiveRules, CommandError> {
         let root = self.place.root()?;
         let store = Store::new(root.join(ROOT.trim_start_matches('/')));
         let node = || NodeSnapshot::take(root);
@@ -230,8 +210,7 @@ impl NetnsArguments {
             (None, None, None) => None,
         };
         if let Some(found) = found {
-            let rules = LiveRules::of_found(&found, &store)?;
-            return Ok(NetnsRules { rules, netns: found.netns, evidence: Some(found.evidence) });
+            return Ok(LiveRules::of_found(&found, &store)?);
         }
         let path = match (netns, self.pid) {
             (Some(path), _) if is_name(path) => root.join("run/netns").join(path),
@@ -239,7 +218,7 @@ impl NetnsArguments {
             (None, Some(pid)) => root.join(format!("proc/{pid}/ns/net")),
             (None, None) => return Err(CommandError::Usage(NO_NETNS.to_owned())),
         };
-        let rules = LiveRules::read(&path, &store).map_err(|error| match netns.filter(|_| !path.exists()) {
+        LiveRules::read(&path, &store).map_err(|error| match netns.filter(|_| !path.exists()) {
             Some(name) if is_name(name) => {
                 let live = if command.starts_with("trace") { "--live " } else { "" };
                 let hint =
@@ -248,8 +227,7 @@ impl NetnsArguments {
             }
             Some(_) => CommandError::Input(error),
             None => error.into(),
-        })?;
-        Ok(NetnsRules { rules, netns: path, evidence: None })
+        })
     }
 }
 

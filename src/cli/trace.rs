@@ -1,7 +1,7 @@
 //! `detour trace`: follows one packet through desired or live rules.
 
 use super::output::{CommandError, CommandOutput, OutputArguments};
-use super::subject::{NetnsArguments, SubjectArguments};
+use super::subject::{NetnsArguments, SubjectArguments, interface_of};
 use clap::{ArgGroup, Args};
 use detour_cni::firewall::{Destination, RulesetView, Sender};
 use detour_cni::inspect::{ExcludedSenders, Explained, SenderArgument, explained, planned_format};
@@ -78,12 +78,11 @@ pub(super) fn run(arguments: &TraceArguments) -> Result<CommandOutput, CommandEr
             let from = resolve(pod.as_ref())?;
             let name = container.map(|name| format!("container={name},")).unwrap_or_default();
             let command = format!("trace --live --from '{name}{from}' --to '{}/{}'", to.address, to.protocol);
-            let read = arguments.namespace.read(pod.as_ref(), arguments.netns.as_deref(), &command)?;
+            let rules = arguments.namespace.read(pod.as_ref(), arguments.netns.as_deref(), &command)?;
             let interface = match &arguments.interface {
                 Some(interface) => interface.clone(),
-                None => read.interface_of(from, to)?,
+                None => interface_of(&rules.netns, from, to)?,
             };
-            let rules = read.rules;
             let (view, senders) = (rules.view(), ExcludedSenders::live(&rules));
             senders.trace(&view, (from, container), to, &rules.addresses, &interface)
         }

@@ -3,12 +3,12 @@
 
 use super::{check_error, check_printed, sections};
 use crate::agent::nri::NriReport;
-use crate::agent::nri::session::Session;
+use crate::agent::nri::session::{REGISTRATION_TIMEOUT, Session};
 use crate::cni::{CniCommand, version};
 use crate::delegate::answer::{convert, parse};
 use crate::delegate::process::ChildExit;
 use crate::firewall::RuleFormat;
-use crate::plugin::primary::saved_state::SavedState;
+use crate::plugin::primary::invocation::SavedState;
 use crate::plugin::record::{AttachmentRecord, SandboxRecords};
 use crate::printable;
 use crate::state::{Attachment, format};
@@ -22,6 +22,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::channel;
+use tokio::time::Instant;
 use tokio::{pin, select};
 
 /// Bytes that arrive in pieces of at most this size.
@@ -43,7 +44,7 @@ pub(super) fn session(input: &[u8]) {
         let ((sender, mut received), mut sent, mut reports) = (channel(64), Vec::new(), Vec::new());
         let cause = runtime.block_on(async {
             let mut session = Session::new(&sender);
-            let serve = session.serve(Pieces(input, size), &mut sent);
+            let serve = session.serve(Pieces(input, size), &mut sent, Instant::now() + REGISTRATION_TIMEOUT);
             pin!(serve);
             loop {
                 select! {
@@ -53,7 +54,7 @@ pub(super) fn session(input: &[u8]) {
                         NriReport::Start(pod, container, _) => format!("start {pod:?} {container:?}"),
                         other => format!("{other:?}"),
                     }),
-                    cause = &mut serve => break cause,
+                    Err(cause) = &mut serve => break cause,
                 }
             }
         });

@@ -339,9 +339,9 @@ pub(super) fn manifests(input: &[u8]) {
         Err(error) => return check_error(&error),
     };
     let texts = ManifestTexts {
-        pods: (Path::new("pods.yaml"), pods),
-        namespace: Some((Path::new("ns.yaml"), namespace)).filter(|(_, text)| !text.is_empty()),
-        definitions: vec![(Path::new("definitions.yaml"), definitions)],
+        pods: ("pods.yaml".into(), pods.to_owned()),
+        namespace: Some(("ns.yaml".into(), namespace.to_owned())).filter(|(_, text)| !text.is_empty()),
+        definitions: vec![("definitions.yaml".into(), definitions.to_owned())],
     };
     let manifest = match PodManifest::read(&texts, &PodSelector::default()) {
         Ok(manifest) => manifest,

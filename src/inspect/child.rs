@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// What a program printed until it ended, each stream cut behind the limit.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct ProgramOutput {
     /// Its stdout.
     pub stdout: Vec<u8>,

@@ -52,7 +52,7 @@ impl ContainerSets {
     }
 
     /// Adds the paths of the control groups that are found. The node's file system is mounted at `root`.
-    pub(super) fn add_paths(&mut self, root: &Path) {
+    pub fn add_paths(&mut self, root: &Path) {
         let Ok(hierarchy) = CgroupHierarchy::find(&HostRoot::new(root)) else { return };
         let ids: BTreeSet<u64> = self.elements.iter().map(|element| element.cgroup).collect();
         let (paths, _) = hierarchy.find_paths(ids);

@@ -2,10 +2,10 @@
 
 pub mod audit;
 mod child;
+mod configurations;
 pub mod doctor;
 mod elements;
 mod explain;
-mod installed;
 mod needless_exclusions;
 mod nodes;
 mod rules;
@@ -20,13 +20,12 @@ pub use crate::cni::configuration;
 pub use child::{ProgramOutput, run_program};
 pub use elements::{ContainerSender, ContainerSets, ElementLine};
 pub use explain::{
-    ExcludedContainer, ExcludedPart, ExcludedTraffic, Explained, ExplainedGuard, Explanation, Explanations,
-    InitContainer, NetworkReport, Proxy, Setting, Warning, explain, explained, picture,
+    ExcludedContainer, ExcludedPart, ExcludedTraffic, Explained, ExplainedGuard, Explanation, InitContainer,
+    NetworkReport, Proxy, Setting, Warning, explain, explained, picture,
 };
 pub use needless_exclusions::NeedlessExclusion;
 pub use nodes::{
-    AgentOutput, AgentPod, NodeCheck, NodeResult, NodesAudit, NodesCheck, PodOfNode, PolicyCounts, has_sidecar,
-    missing_agent, node_hint,
+    AgentPod, NodeCheck, NodeResult, NodesAudit, NodesCheck, PodOfNode, has_sidecar, missing_agent, node_hint,
 };
 pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, RulesReport};
 pub use selected::{NetworkLead, SelectedNetwork};

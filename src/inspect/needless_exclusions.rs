@@ -75,7 +75,7 @@ pub(super) fn find(node: &str, api: &Api, configurations: &[AppliedConf]) -> Opt
             kind: kind.clone(),
             name: name.clone(),
             container: container.name,
-            exclusions: container.needless_exclusions.into_iter().collect(),
+            exclusions: container.needless_exclusions,
             pods: 1,
         };
         let needless = containers.into_iter().filter(|container| !container.needless_exclusions.is_empty());

@@ -14,7 +14,7 @@ use crate::state::Store;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Timeout for the lock of the network namespace, which a plugin call may hold.
@@ -25,6 +25,10 @@ const MAX_LISTED: usize = 200;
 /// The live rules of a network namespace, and the desired state of its attachments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiveRules {
+    /// The path of the network namespace.
+    pub netns: PathBuf,
+    /// How it was found; `None` if the user gave the path.
+    pub found_by: Option<String>,
     /// The rules in the kernel.
     pub live: LiveRuleset,
     /// The desired state; `None` without saved state of any attachment.
@@ -46,7 +50,7 @@ impl LiveRules {
         let missing =
             || Error::new(Code::InvalidNetns, format!("{}: expected a network namespace, found none", path.display()));
         let netns = NetNs::open(path)?.ok_or_else(missing)?;
-        Self::within(&netns, NetnsState::find(store, &netns)?)
+        Self::within(path, None, &netns, NetnsState::find(store, &netns)?)
     }
 
     /// Reads the network namespace of a pod, with the saved state of its container if that is known.
@@ -59,14 +63,20 @@ impl LiveRules {
             Some(container_id) => NetnsState::of_sandbox(store, container_id, &netns)?,
             None => NetnsState::find(store, &netns)?,
         };
-        Self::within(&netns, desired)
+        Self::within(&found.netns, Some(found.evidence.clone()), &netns, desired)
     }
 
-    fn within(netns: &NetNs, desired: Option<NetnsState>) -> Result<Self, Error> {
+    fn within(
+        path: &Path,
+        found_by: Option<String>,
+        netns: &NetNs,
+        desired: Option<NetnsState>,
+    ) -> Result<Self, Error> {
         netns.enter(LOCK_TIMEOUT, || {
             let legacy = legacy_tables().iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
             let unfixed = desired.as_ref().map_or_else(|| Ok(Vec::new()), |desired| desired.fixtures.drift())?;
-            Ok(Self { live: LiveRuleset::now()?, desired, addresses: own_addresses()?, legacy, unfixed })
+            let (live, addresses) = (LiveRuleset::now()?, own_addresses()?);
+            Ok(Self { netns: path.to_owned(), found_by, live, desired, addresses, legacy, unfixed })
         })
     }
 
@@ -87,7 +97,7 @@ impl LiveRules {
 
     /// Compares the live rules with the desired ones.
     #[must_use]
-    pub fn report(&self, netns: &Path) -> RulesReport {
+    pub fn report(&self) -> RulesReport {
         let state = self.desired.as_ref();
         let desired = state.map(|state| &state.rules);
         let drift = state.map(|state| state.rule_format.drift(&self.live, &state.rules));
@@ -96,8 +106,8 @@ impl LiveRules {
         let (rules, left_out) =
             compare(&RulesetView::live(&self.live), desired, drift.unwrap_or_default(), foreign.into_iter().collect());
         RulesReport {
-            netns: netns.display().to_string(),
-            found_by: None,
+            netns: self.netns.display().to_string(),
+            found_by: self.found_by.clone(),
             attachments: state.iter().flat_map(|state| &state.attachments).map(ToString::to_string).collect(),
             dialect: state.filter(|state| state.policy.redirect().is_some()).map(|state| state.rule_format.name()),
             as_asked,
@@ -329,13 +339,6 @@ impl TextReport for RulesReport {
 }
 
 impl RulesReport {
-    /// Adds the paths of the control groups of excluded containers. The node's file system is mounted at `root`.
-    #[must_use]
-    pub fn with_cgroup_paths(mut self, root: &Path) -> Self {
-        self.containers.iter_mut().for_each(|sets| sets.add_paths(root));
-        self
-    }
-
     fn write_summary(&self, screen: &mut Screen) {
         let (verdict, tone) = match self.as_asked {
             Some(true) => ("rules are as desired", Tone::Good),

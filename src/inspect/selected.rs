@@ -54,18 +54,17 @@ impl NetworkLead {
 }
 
 /// Returns the networks that the pod selects, and what each leads to; none if the annotation is malformed. `files` has
-/// the known files by name, `is_known` is whether definitions can be looked up.
+/// the known files by name; without `definitions`, they can't be looked up.
 pub(super) fn selected_networks(
     pod: &Pod,
-    definitions: &BTreeMap<ObjectRef, Lookup>,
-    is_known: bool,
+    definitions: Option<&BTreeMap<ObjectRef, Lookup>>,
     files: &BTreeMap<String, String>,
 ) -> Vec<SelectedNetwork> {
     let selected = networks(pod).map(|selections| selections.elements).unwrap_or_default();
     // With several files, the missing one is a typo. A name that the pod selects too is another network.
     let unselected = || files.keys().filter(|name| selected.iter().all(|one| one.name != **name));
-    let is_guessed = !is_known && files.len() > 1;
-    let lead = |object: &ObjectRef| match (definitions.get(object), files.get(&object.name)) {
+    let is_guessed = definitions.is_none() && files.len() > 1;
+    let lead = |object: &ObjectRef| match (definitions.and_then(|known| known.get(object)), files.get(&object.name)) {
         (Some(Lookup::Found(definition)), _) if !definition.config.trim().is_empty() => {
             NetworkLead::Definition(plugin_types(definition))
         }

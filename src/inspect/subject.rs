@@ -1,9 +1,11 @@
 //! The subject of a report: a pod with its namespace, from manifests or the cluster, and a configuration.
 
+pub use super::configurations::{AppliedConf, ConfigurationOrigin, ConfigurationSource};
+use super::configurations::{Files, combined};
 use super::selected::{SelectedNetwork, missing_network, selected_definitions, selected_networks};
 use super::socket_lb::Product;
 use crate::cluster::{self, Definitions, Given, Lookup, ObjectRef, Objects};
-use crate::cni::{Code, Error, NetConf, configuration};
+use crate::cni::{Code, Error, NetConf};
 use crate::firewall::RuleFormat;
 use crate::inspect::terminal::first_of;
 use crate::networks::{InstalledNetwork, installed_network, runs_own_type};
@@ -12,9 +14,8 @@ use crate::pod::well_known::RESOURCE_NAME;
 use crate::pod::{Facts, Namespace, Pod};
 use crate::sub_plugins::executables;
 use serde::{Serialize, Serializer};
-use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::{self, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 /// Limit for the objects that a message lists.
 const MAX_LISTED: usize = 10;
@@ -42,101 +43,15 @@ pub struct Subject {
     pub socket_lb: Vec<&'static Product>,
 }
 
-/// Where the configuration of a report comes from.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct ConfigurationOrigin {
-    /// The kind of the source.
-    pub source: ConfigurationSource,
-    /// The files or objects with the configuration.
-    pub places: Vec<String>,
-    /// Why the configuration of the pod's node was not used, or may be incomplete.
-    pub reason: Option<String>,
-    /// To which pods the configuration of the command line applies.
-    #[serde(skip)]
-    pub applies: String,
-}
-
-/// The kind of the source of a configuration.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ConfigurationSource {
-    /// A file of the command line.
-    File,
-    /// The files that are installed on the pod's node.
-    Node,
-    /// The defaults of this program.
-    #[default]
-    BuiltIn,
-}
-
-impl ConfigurationOrigin {
-    /// Returns which configuration is used, and why.
-    pub(super) fn text(&self) -> String {
-        let places = self.places.join(", ");
-        match (self.source, &self.reason) {
-            (ConfigurationSource::Node, _) => format!("installed on the node: {places}"),
-            (ConfigurationSource::File, _) => format!("{places}, given with --config; {}", self.applies),
-            (ConfigurationSource::BuiltIn, Some(why)) => format!("built-in defaults: {why}; use --config FILE"),
-            (ConfigurationSource::BuiltIn, None) => "built-in defaults, for every pod; use --config FILE".to_owned(),
-        }
-    }
-}
-
-/// A configuration, and to which pods it applies.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AppliedConf {
-    /// The configuration.
-    pub conf: NetConf,
-    /// Whether it applies only to pods that select its network.
-    pub as_attachment: bool,
-    /// Where it comes from.
-    pub origin: ConfigurationOrigin,
-    /// Its text, for definitions without a configuration; `None` for a built-in one.
-    pub text: Option<String>,
-}
-
-impl AppliedConf {
-    /// Parses a configuration file.
-    ///
-    /// A configuration list, a primary plugin, the stdin of a plugin in a list (which has `prevResult`) and a file in the
-    /// directory of its network's name (Multus's auxiliary chain) apply to every pod. Multus runs every other plugin for
-    /// the pods that select its network.
-    ///
-    /// # Errors
-    /// Those of [`configuration`].
-    pub fn parse(place: &Path, text: &[u8]) -> Result<Self, Error> {
-        let conf = configuration(place, text)?;
-        let is_list = serde_json::from_slice::<Value>(text).is_ok_and(|value| value.get("plugins").is_some());
-        let directory = path::absolute(place).ok().and_then(|place| Some(place.parent()?.file_name()?.to_owned()));
-        let in_chain = directory.is_some_and(|directory| directory == *conf.name);
-        let as_attachment = !is_list && !in_chain && conf.primary.is_none() && conf.prev_result.is_none();
-        let applies = match as_attachment {
-            true => format!("Multus runs it for pods that select network {}", conf.name),
-            false => "it applies to every pod".to_owned(),
-        };
-        let places = vec![place.display().to_string()];
-        let origin = ConfigurationOrigin { source: ConfigurationSource::File, places, reason: None, applies };
-        let text = Some(String::from_utf8_lossy(text).into_owned());
-        Ok(Self { conf, as_attachment, origin, text })
-    }
-}
-
-/// Returns a configuration that applies to every pod.
-impl From<NetConf> for AppliedConf {
-    fn from(conf: NetConf) -> Self {
-        Self { conf, as_attachment: false, origin: ConfigurationOrigin::default(), text: None }
-    }
-}
-
 /// The texts of manifests, each with the path that messages contain.
 #[derive(Debug)]
-pub struct ManifestTexts<'a> {
+pub struct ManifestTexts {
     /// Pods, their namespaces, and the definitions of their networks.
-    pub pods: (&'a Path, &'a str),
+    pub pods: (PathBuf, String),
     /// Namespaces of the pods; they take precedence.
-    pub namespace: Option<(&'a Path, &'a str)>,
+    pub namespace: Option<(PathBuf, String)>,
     /// Definitions of the pods' networks; they take precedence.
-    pub definitions: Vec<(&'a Path, &'a str)>,
+    pub definitions: Vec<(PathBuf, String)>,
 }
 
 /// Selects pods of manifests; by default all.
@@ -162,25 +77,25 @@ impl PodManifest {
     ///
     /// # Errors
     /// A text is malformed, no pod is selected, or the text for namespaces lacks the namespace of a selected pod.
-    pub fn read(texts: &ManifestTexts<'_>, selector: &PodSelector<'_>) -> Result<Self, Error> {
+    pub fn read(texts: &ManifestTexts, selector: &PodSelector<'_>) -> Result<Self, Error> {
         let namespace = selector.namespace.unwrap_or("default");
-        let read = |(place, text): (&Path, &str)| cluster::objects(place, text, namespace);
+        let read = |(place, text): &(PathBuf, String)| cluster::objects(place, text, namespace);
         let mut objects = Objects::default();
         for text in &texts.definitions {
-            objects.extend(Objects { pods: Vec::new(), others: Vec::new(), ..read(*text)? });
+            objects.extend(Objects { pods: Vec::new(), others: Vec::new(), ..read(text)? });
         }
-        let namespaces = texts.namespace.map(|text| Ok((text.0, read(text)?))).transpose()?;
-        let found = read(texts.pods)?;
+        let namespaces = texts.namespace.as_ref().map(read).transpose()?;
+        let found = read(&texts.pods)?;
         let is_selected = |given: &&Given| {
             selector.namespace.is_none_or(|namespace| given.pod.namespace == namespace)
                 && selector.name.is_none_or(|name| given.is_named(name))
         };
         let pods: Vec<Given> = found.pods.iter().filter(is_selected).cloned().collect();
-        let place = texts.pods.0.to_owned();
+        let place = texts.pods.0.clone();
         if pods.is_empty() {
             return Err(none_selected(&place, selector, &found));
         }
-        if let Some((place, namespaces)) = namespaces {
+        if let Some((namespaces, (place, _))) = namespaces.zip(texts.namespace.as_ref()) {
             check_namespaces(place, &namespaces, &pods, &found.namespaces)?;
             objects.extend(Objects { pods: Vec::new(), others: Vec::new(), ..namespaces });
         }
@@ -280,49 +195,32 @@ fn listed(titles: Vec<String>) -> String {
 }
 
 impl Subject {
-    /// Returns a subject; `cluster` has the definitions of the pod's networks.
+    /// Returns a pod with configurations of the command line or of its node, as the runtime and Multus apply them. `source`
+    /// has the definitions of its networks, if they are known.
     ///
     /// # Errors
     /// A built-in configuration is invalid, which is a bug.
-    pub fn of(conf: impl Into<AppliedConf>, facts: Facts, cluster: Option<&dyn Definitions>) -> Result<Self, Error> {
-        let applied = conf.into();
-        let files = match applied.as_attachment {
-            true => BTreeMap::from([(applied.conf.name.clone(), applied.origin.places.join(", "))]),
-            false => BTreeMap::new(),
-        };
-        Self::with_files(applied, facts, (cluster, None), &files)
-    }
-
-    /// Returns a subject; `files` has the places of the attachments' configurations by the names of their networks, and
-    /// `combined` the texts of several ones for definitions without a configuration.
-    pub(super) fn with_files(
-        applied: AppliedConf,
-        facts: Facts,
-        (cluster, combined): (Option<&dyn Definitions>, Option<&dyn Definitions>),
-        files: &BTreeMap<String, String>,
-    ) -> Result<Self, Error> {
-        let is_built_in = applied.origin.source == ConfigurationSource::BuiltIn;
-        let is_primary = applied.conf.primary.is_some();
-        let needs_definitions = applied.as_attachment || !is_built_in;
-        let definitions =
-            cluster.filter(|_| needs_definitions).map(|cluster| selected_definitions(&facts.pod, cluster));
-        let is_known = definitions.is_some();
-        let definitions = definitions.unwrap_or_default();
-        let runs_own = |lookup: &Lookup| matches!(lookup, Lookup::Found(definition) if runs_own_type(definition));
-        if let Some(cluster) = cluster.filter(|_| !is_built_in && !is_primary && definitions.values().any(runs_own)) {
-            let origin = applied.origin.clone();
-            return Self::combined(&[applied], origin, facts, Some(cluster));
-        }
+    pub fn given(all: &[AppliedConf], facts: Facts, source: Option<&dyn Definitions>) -> Result<Self, Error> {
+        let is_built_in = matches!(all, [one] if one.origin.source == ConfigurationSource::BuiltIn);
+        let files = Files::of(all, source);
+        let definitions = source.filter(|_| !is_built_in).map(|source| selected_definitions(&facts.pod, source));
         let selected = match is_built_in {
             true => Vec::new(),
-            false => selected_networks(&facts.pod, &definitions, is_known, files),
+            false => selected_networks(&facts.pod, definitions.as_ref(), &files.places),
         };
-        let AppliedConf { conf, as_attachment, origin, .. } = applied;
-        let look_up = |object: &ObjectRef| definitions.get(object).cloned();
+        let runs_own = |lookup: &Lookup| matches!(lookup, Lookup::Found(definition) if runs_own_type(definition));
+        let has_own = definitions.iter().flat_map(BTreeMap::values).any(runs_own);
+        let alone = match all {
+            [one] if is_built_in || one.conf.primary.is_some() || !has_own => Some(one),
+            _ => None,
+        };
+        let conf = alone.map_or_else(|| combined(all), |one| Ok(one.conf.clone()))?;
+        let as_attachment = alone.is_some_and(|one| one.as_attachment);
+        let look_up = |object: &ObjectRef| definitions.as_ref()?.get(object).cloned();
         let attachment = as_attachment.then(|| installed_network(&facts.pod, &conf.name, &look_up)).transpose();
-        let source = combined.or(cluster);
+        let source = if alone.is_some() { source } else { Some(&files as &dyn Definitions) };
         let networks = conf.primary.as_ref().map(|primary| preview(&conf, primary, source, &facts.pod)).transpose();
-        let missing = missing_network(&facts.pod, &selected).filter(|_| as_attachment || combined.is_some());
+        let missing = missing_network(&facts.pod, &selected).filter(|_| as_attachment || alone.is_none());
         let failure = missing.or_else(|| networks.as_ref().err().or(attachment.as_ref().err()).cloned());
         Ok(Self {
             networks: networks.ok().flatten(),
@@ -332,7 +230,7 @@ impl Subject {
             failure,
             facts,
             template_of: None,
-            origin,
+            origin: ConfigurationOrigin::of(all),
             socket_lb: Vec::new(),
         })
     }
@@ -381,10 +279,11 @@ pub fn planned_format(subject: &Subject) -> PlannedFormat {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cni::configuration;
 
     fn read<'a>(text: &'a str, namespace: Option<&'a str>, selector: &PodSelector<'_>) -> Result<PodManifest, String> {
-        let namespace = namespace.map(|text| (Path::new("ns"), text));
-        let texts = ManifestTexts { pods: (Path::new("f"), text), namespace, definitions: Vec::new() };
+        let namespace = namespace.map(|text| ("ns".into(), text.to_owned()));
+        let texts = ManifestTexts { pods: ("f".into(), text.to_owned()), namespace, definitions: Vec::new() };
         PodManifest::read(&texts, selector).map_err(|error| error.msg)
     }
 

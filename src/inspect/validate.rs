@@ -65,6 +65,8 @@ enum ConfKind {
     Keys,
     /// The node configuration.
     Node,
+    /// No configuration, but where Multus finds it.
+    OnNode,
 }
 
 /// Checks every configuration in `text`, the content of the file `place`.
@@ -83,29 +85,35 @@ pub fn validate_text(
     is_installed: &dyn Fn(&NetConf, &str) -> Option<bool>,
 ) -> Result<ValidationReport, Error> {
     let failed = |what: String| Error::new(Code::InvalidConfig, format!("{}: {what}", place.display()));
-    let check = |kind, text: &str| check(kind, text, node, is_installed);
-    let mut found = Found { file: place, check: &check, configurations: Vec::new(), others: Vec::new() };
+    let mut found = Found::default();
     match serde_json::from_str::<Value>(text) {
-        Ok(value) => found.add(&value, text).map_err(failed)?,
+        Ok(value) => found.add(&value, text),
         Err(json) => {
             let documents = documents(text)
                 .map_err(|yaml| failed(format!("expected JSON or YAML: invalid JSON: {json}; invalid YAML: {yaml}")))?;
-            let is_ours = |document: &Value| document.is_object() && manifest_kind(document).is_none();
-            if let Some(values) = documents.iter().find_map(|document| helm_values(document.as_object()?)) {
-                return Err(failed(values));
-            }
-            match documents.iter().any(is_ours) {
-                true => found.add_configuration("", ConfKind::Configuration, text),
-                false => documents.iter().try_for_each(|document| found.add(document, text)).map_err(failed)?,
+            let is_plain = |document: &&Value| document.is_object() && manifest_kind(document).is_none();
+            match documents.iter().find(is_plain) {
+                Some(document) if helm_values(document).is_none() => {
+                    found.configurations.push((String::new(), ConfKind::Configuration, text.to_owned()));
+                    Ok(())
+                }
+                Some(document) => found.add(document, text),
+                None => documents.iter().try_for_each(|document| found.add(document, text)),
             }
         }
     }
-    let Found { configurations, others, .. } = found;
-    if configurations.is_empty() {
-        let others = first_of(others, MAX_NAMED, ", ");
-        let found = if others.is_empty() { "no object" } else { &others };
-        return Err(failed(format!("expected a configuration, got {found}")));
+    .map_err(failed)?;
+    if found.configurations.is_empty() {
+        let others = first_of(found.others, MAX_NAMED, ", ");
+        let others = if others.is_empty() { "no object" } else { &others };
+        return Err(failed(format!("expected a configuration, got {others}")));
     }
+    let checked = |(within, kind, text): (String, ConfKind, String)| {
+        let (warnings, errors) = problems(&text, |text| check(kind, text, node, is_installed));
+        let (place, error) = (format!("{}{within}", place.display()), errors.first().cloned());
+        CheckedConf { place, valid: errors.is_empty(), error, errors, warnings }
+    };
+    let configurations: Vec<CheckedConf> = found.configurations.into_iter().map(checked).collect();
     Ok(ValidationReport { valid: configurations.iter().all(|checked| checked.valid), configurations })
 }
 
@@ -166,9 +174,10 @@ const HELM_VALUES: &str =
     "hub image global cni config repair livePolicy containerExclusion attachments platform resources tolerations";
 
 /// Returns the message about an object with the chart's values.
-fn helm_values(keys: &Map<String, Value>) -> Option<String> {
-    let values: Vec<&str> = HELM_VALUES.split(' ').filter(|key| keys.contains_key(*key)).collect();
-    let is_manifest = keys.contains_key("apiVersion") || keys.contains_key("type") || keys.contains_key("plugins");
+fn helm_values(document: &Value) -> Option<String> {
+    let has = |key: &&str| document.get(key).is_some();
+    let values: Vec<&str> = HELM_VALUES.split(' ').filter(has).collect();
+    let is_manifest = ["apiVersion", "type", "plugins"].iter().any(has);
     (!values.is_empty() && !is_manifest).then(|| {
         format!(
             "expected a configuration, got values of a Helm chart ({}); check the rendered manifests: helm template CHART \
@@ -198,30 +207,16 @@ pub fn is_program(directories: impl Iterator<Item = PathBuf>, name: &str) -> Opt
     (!existing.is_empty()).then_some(found)
 }
 
-/// Returns the warnings about a configuration, or its first problem.
-type Check<'a> = dyn Fn(ConfKind, &str) -> Result<Vec<String>, Error> + 'a;
-
 /// What a file contains.
-struct Found<'a> {
-    file: &'a Path,
-    check: &'a Check<'a>,
-    configurations: Vec<CheckedConf>,
+#[derive(Default)]
+struct Found {
+    /// The configurations, each with the suffix for its place.
+    configurations: Vec<(String, ConfKind, String)>,
     /// Objects without a configuration.
     others: Vec<String>,
 }
 
-impl Found<'_> {
-    /// Checks and adds a configuration; `within` is the suffix for its place.
-    fn add_configuration(&mut self, within: &str, kind: ConfKind, text: &str) {
-        let (warnings, errors) = problems(text, |text| (self.check)(kind, text));
-        self.add_checked(within, warnings, errors);
-    }
-
-    fn add_checked(&mut self, within: &str, warnings: Vec<String>, errors: Vec<String>) {
-        let (place, error) = (format!("{}{within}", self.file.display()), errors.first().cloned());
-        self.configurations.push(CheckedConf { place, valid: errors.is_empty(), error, errors, warnings });
-    }
-
+impl Found {
     /// Adds the configurations in a document. `whole` is the text of a document that is no manifest.
     fn add(&mut self, document: &Value, whole: &str) -> Result<(), String> {
         let Some(keys) = document.as_object() else { return Err("expected an object".to_owned()) };
@@ -233,24 +228,24 @@ impl Found<'_> {
             }
             Some("NetworkAttachmentDefinition") => {
                 let config = document["spec"]["config"].as_str().unwrap_or_default();
-                let place = format!(": NetworkAttachmentDefinition {name}: spec.config");
+                let within = format!(": NetworkAttachmentDefinition {name}: spec.config");
                 if config.trim().is_empty() {
                     let what = format!(
                         "empty: Multus uses the file on the node whose network is named {name:?}, usually \
                          /etc/cni/multus/net.d/{name}.conf or /etc/cni/net.d/{name}.conf; validate that file"
                     );
-                    self.add_checked(&place, vec![what], Vec::new());
+                    self.configurations.push((within, ConfKind::OnNode, what));
                 } else if may_be_ours(config) {
-                    self.add_configuration(&place, ConfKind::Definition, config);
+                    self.configurations.push((within, ConfKind::Definition, config.to_owned()));
                 } else {
                     self.others.push(format!("NetworkAttachmentDefinition {name} of another plugin"));
                 }
             }
             Some("ConfigMap") => return self.add_chart(name, &document["data"]),
             Some(kind) => self.others.push(format!("{kind} {name}")),
-            None => match helm_values(keys) {
+            None => match helm_values(document) {
                 Some(values) => return Err(values),
-                None => self.add_configuration("", kind(keys), whole),
+                None => self.configurations.push((String::new(), kind(keys), whole.to_owned())),
             },
         }
         Ok(())
@@ -261,7 +256,7 @@ impl Found<'_> {
     fn add_chart(&mut self, name: &str, data: &Value) -> Result<(), String> {
         let Some(config) = data["config.json"].as_str() else { return Ok(()) };
         let place = |key: &str| format!("ConfigMap {name}: data[\"{key}\"]");
-        self.add_configuration(&format!(": {}", place("config.json")), ConfKind::Keys, config);
+        self.configurations.push((format!(": {}", place("config.json")), ConfKind::Keys, config.to_owned()));
         // Only the file's own entry reports that it is invalid.
         let shared: Map<String, Value> = serde_json::from_str(config).unwrap_or_default();
         let place = place("attachments.json");
@@ -271,7 +266,7 @@ impl Found<'_> {
         for (i, attachment) in attachments.into_iter().enumerate() {
             let mut keys = shared.clone();
             keys.extend(attachment);
-            self.add_configuration(&format!(": {place}[{i}]"), ConfKind::Keys, &Value::Object(keys).to_string());
+            self.configurations.push((format!(": {place}[{i}]"), ConfKind::Keys, Value::Object(keys).to_string()));
         }
         Ok(())
     }
@@ -309,31 +304,30 @@ fn check(
     // The installation that applies a definition writes a node configuration.
     let may_name_source = matches!(kind, ConfKind::Definition) && node.is_none();
     let target = TargetNode { is_installed, group_file: None, may_name_source };
-    match kind {
-        ConfKind::Configuration | ConfKind::Definition => {
-            let conf = effective(node, place, text)?;
-            let kubeconfig = conf.kubernetes.kubeconfig.as_deref();
-            let summary = kubeconfig.and_then(|path| KubeconfigSummary::read(Path::new("/"), path).ok());
-            let warning = summary.as_ref().and_then(kubeconfig_warning);
-            Ok(validate(&conf, target)?.into_iter().chain(warning).collect())
+    let conf = match kind {
+        ConfKind::OnNode => return Ok(vec![text.to_owned()]),
+        ConfKind::Node => {
+            return NodeConf::parse(NODE_CONFIGURATION, text.as_bytes()).map(|(_, warnings)| warnings);
         }
-        ConfKind::Node => NodeConf::parse(NODE_CONFIGURATION, text.as_bytes()).map(|(_, warnings)| warnings),
+        ConfKind::Configuration | ConfKind::Definition => effective(node, place, text)?,
         ConfKind::Keys => {
-            let mut keys = json!({"cniVersion": "1.0.0", "name": "n", "type": PROGRAM});
             let given: Map<String, Value> = serde_json::from_str(text)
                 .map_err(|error| Error::new(Code::Decode, format!("expected a JSON object: {error}")))?;
             if given.is_empty() {
                 return Err(Error::new(Code::InvalidConfig, "expected a configuration, got an empty object"));
             }
-            if let Some(keys) = keys.as_object_mut() {
-                keys.extend(given);
-            }
+            let mut keys = json!({"cniVersion": "1.0.0", "name": "n", "type": PROGRAM});
+            given.into_iter().for_each(|(key, value)| keys[key] = value);
             let mut conf = configuration(place, keys.to_string().as_bytes())?;
             // The installation sets it.
             conf.kubernetes.kubeconfig.get_or_insert_with(|| KUBECONFIG.into());
-            validate(&conf, target)
+            conf
         }
-    }
+    };
+    let kubeconfig = conf.kubernetes.kubeconfig.as_deref();
+    let summary = kubeconfig.and_then(|path| KubeconfigSummary::read(Path::new("/"), path).ok());
+    let warning = summary.as_ref().and_then(kubeconfig_warning);
+    Ok(validate(&conf, target)?.into_iter().chain(warning).collect())
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use crate::cni::{SUB_PLUGINS, excerpt};
 use crate::pod::well_known::{INJECT, ISTIO_PREFIX, OTHER_ANNOTATIONS};
 use crate::pod::{Facts, Pod};
 use crate::suggest::closest;
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -22,18 +23,25 @@ const MAX_COMPARED: usize = 32;
 
 const NOT_IN_CHAIN: &str = ": ignored: the sub-plugin chain has no ";
 
-/// An annotation or label without effect. `Display` shows one line for logs.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ignored {
-    /// A stable code of the kind of mistake.
+/// A warning about something that is valid, but hardly ever has the intended effect. `Display` shows one line for logs.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Warning {
+    /// The kind of mistake; stable.
     pub code: &'static str,
-    /// The annotation or label, its object, and why it has no effect.
+    /// The effect: for an annotation or label, its object, and why it has none.
     pub what: String,
     /// The next step.
     pub next: String,
 }
 
-impl fmt::Display for Ignored {
+impl Warning {
+    /// Returns a warning.
+    pub fn new(code: &'static str, what: impl Into<String>, next: impl Into<String>) -> Self {
+        Self { code, what: what.into(), next: next.into() }
+    }
+}
+
+impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}; {}", self.what, self.next)
     }
@@ -42,7 +50,7 @@ impl fmt::Display for Ignored {
 /// Returns the annotations that have one of Istio's or detour's prefixes and an unknown name, and values of
 /// `sidecar.istio.io/inject` that are not booleans. Takes one pass, without an allocation if all are known and valid.
 #[must_use]
-pub fn ignored(facts: &Facts) -> Vec<Ignored> {
+pub fn ignored(facts: &Facts) -> Vec<Warning> {
     let mut all = Vec::new();
     add_unknown(&facts.pod.annotations, || format!("pod {}", name_of(&facts.pod)), &mut all);
     if let Some(namespace) = &facts.namespace {
@@ -113,7 +121,7 @@ fn requests(sub_plugin: SubPlugin, in_chain: bool, input: &ChainInput<'_>) -> Ve
     keys.iter().filter_map(annotation).chain(argument).collect()
 }
 
-fn add_unknown(annotations: &BTreeMap<String, String>, object: impl Fn() -> String, all: &mut Vec<Ignored>) {
+fn add_unknown(annotations: &BTreeMap<String, String>, object: impl Fn() -> String, all: &mut Vec<Warning>) {
     const CODE: &str = "unknown-annotation";
     let mut count = 0;
     for key in annotations.keys().filter(|key| is_unknown(key)) {
@@ -126,11 +134,11 @@ fn add_unknown(annotations: &BTreeMap<String, String>, object: impl Fn() -> Stri
             Some(known) => format!("did you mean {known:?}?"),
             None => "correct its name, or remove it".to_owned(),
         };
-        all.push(Ignored { code: CODE, what, next });
+        all.push(Warning::new(CODE, what, next));
     }
     if count > MAX_NAMED {
         let what = format!("{} more annotations of {}: unknown, ignored", count - MAX_NAMED, object());
-        all.push(Ignored { code: CODE, what, next: "correct their names, or remove them".to_owned() });
+        all.push(Warning::new(CODE, what, "correct their names, or remove them"));
     }
 }
 
@@ -163,14 +171,14 @@ fn suggestion(key: &str) -> Option<String> {
 
 /// Returns a value of `sidecar.istio.io/inject` that is not a boolean. Istio's injector accepts more words for true than
 /// `strconv.ParseBool`, which istio-cni uses.
-fn invalid_injection_request(pod: &Pod) -> Option<Ignored> {
+fn invalid_injection_request(pod: &Pod) -> Option<Warning> {
     let (kind, value) = injection_request(pod)?;
     let injects = ["y", "yes", "on", "true"].iter().any(|word| value.eq_ignore_ascii_case(word));
     if value.is_empty() || injects || parse_bool(value).is_some() {
         return None;
     }
     let what = format!("{kind} {INJECT:?} of pod {}: {:?} is not a boolean, ignored", name_of(pod), excerpt(value));
-    Some(Ignored { code: "inject-not-a-boolean", what, next: "expected true or false".to_owned() })
+    Some(Warning::new("inject-not-a-boolean", what, "expected true or false"))
 }
 
 #[cfg(test)]

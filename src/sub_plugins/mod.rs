@@ -35,7 +35,7 @@ pub use decision::{
 };
 pub use guarded::{UNGUARDED, guards};
 pub use ids::{namespace_uids, trusts_namespaces};
-pub use ignored::{Ignored, ignored, missing_sub_plugin};
+pub use ignored::{Warning, ignored, missing_sub_plugin};
 pub use pod_networks::{default_interface, own_addresses};
 
 pub use run::{ChainOutput, RepeatedOutput, check, explain, run_again};

@@ -174,16 +174,6 @@ fn an_add_with_references_sends_two_writes() {
 }
 
 #[test]
-fn the_error_names_a_missing_definition() {
-    Scene::run(|scene| {
-        let _agent = scene.agent();
-        let (code, text) = scene.call("ADD", &conf(scene, scene.conf()), Some(UID)).refused();
-        assert_eq!(code, 7, "{text}");
-        assert!(text.contains("default/istio-cni"), "{text}");
-    });
-}
-
-#[test]
 fn without_an_agent_status_and_events_go_to_the_api_server() {
     Scene::run(|scene| {
         define(&scene.api);

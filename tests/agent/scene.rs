@@ -4,6 +4,7 @@ use crate::agent_process::{Agent, SETTLED};
 use crate::api::{Api, DEFINITIONS, NAMESPACES, PODS};
 use crate::node::on_a_node_with;
 use crate::pod::Pod;
+use crate::support::api::kubeconfig_of;
 use crate::support::called::{self, Called, plugin};
 use crate::support::directory::Directory;
 use serde_json::{Value, json};
@@ -59,11 +60,7 @@ impl Scene {
     /// An attachment's configuration with the agent's socket and the API.
     pub(crate) fn conf(&self) -> Value {
         let kubeconfig = self.root.join("kubeconfig");
-        let text = json!({
-            "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "k", "user": ""}}],
-            "clusters": [{"name": "k", "cluster": {"server": self.api.url()}}],
-        });
-        fs::write(&kubeconfig, text.to_string()).expect("written");
+        fs::write(&kubeconfig, kubeconfig_of(&json!({"server": self.api.url()}), &json!({}))).expect("written");
         json!({
             "cniVersion": "1.0.0", "name": "istio-cni", "type": "detour", "log_level": "debug",
             "kubernetes": {"agent_socket": self.socket(), "kubeconfig": kubeconfig, "timeout_seconds": 6},

@@ -1,6 +1,7 @@
 //! Processes of etcd and kube-apiserver. The tests share them one after the other: each one finds a new cluster.
 
 use crate::client::Client;
+use crate::support::api::kubeconfig_of;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
@@ -227,16 +228,10 @@ impl Servers {
         let (crt, pem) = (self.directory.join("admin.crt"), self.directory.join("admin.key"));
         fs::write(&crt, certificate).expect("writable");
         fs::write(&pem, key).expect("writable");
-        let kubeconfig = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "test",
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
-            "clusters": [{"name": "test", "cluster": {
-                "server": self.server(), "certificate-authority": self.files.join("ca.crt"),
-            }}],
-            "users": [{"name": "admin", "user": {"client-certificate": crt, "client-key": pem}}],
-        });
+        let cluster = json!({"server": self.server(), "certificate-authority": self.files.join("ca.crt")});
+        let user = json!({"client-certificate": crt, "client-key": pem});
         let path = self.directory.join("kubeconfig");
-        fs::write(&path, kubeconfig.to_string()).expect("writable");
+        fs::write(&path, kubeconfig_of(&cluster, &user)).expect("writable");
         path
     }
 

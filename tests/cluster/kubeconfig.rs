@@ -7,9 +7,6 @@ use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
 
-/// A PEM certificate with nothing in it.
-const EMPTY: &str = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCi0tLS0tRU5EIENFUlRJRklDQVRFLS0tLS0K";
-
 #[test]
 fn a_missing_kubeconfig_is_a_temporary_error() {
     let path = directory("absent").join("kubeconfig");
@@ -89,77 +86,17 @@ fn a_syntax_error_does_not_show_the_text() {
 }
 
 #[test]
-fn an_invalid_cluster_is_reported_with_its_key() {
-    let server = "https://127.0.0.1:1";
-    let rows = [
-        ("server-absent", json!({}), "clusters[k].cluster.server"),
-        ("server-bare", json!({"server": "10.0.0.1:6443"}), "clusters[k].cluster.server"),
-        ("server-scheme", json!({"server": "ftp://10.0.0.1"}), "clusters[k].cluster.server"),
-        ("server-user", json!({"server": "https://u:s3cr3t@10.0.0.1"}), "expected a URL without user"),
-        ("server-blank", json!({"server": "https://a b"}), "clusters[k].cluster.server"),
-        (
-            "ca-base64",
-            json!({"server": server, "certificate-authority-data": "!!"}),
-            "clusters[k].cluster.certificate-authority-data",
-        ),
-        (
-            "ca-no-pem",
-            json!({"server": server, "certificate-authority-data": "aGVsbG8="}),
-            "certificate-authority-data",
-        ),
-        (
-            "ca-empty",
-            json!({"server": server, "certificate-authority-data": EMPTY}),
-            "clusters[k].cluster.certificate-authority",
-        ),
-        (
-            "ca-absent",
-            json!({"server": server, "certificate-authority": "no.crt"}),
-            "clusters[k].cluster.certificate-authority",
-        ),
-        (
-            "ca-insecure",
-            json!({"server": server, "certificate-authority-data": EMPTY, "insecure-skip-tls-verify": true}),
-            "insecure-skip-tls-verify",
-        ),
-        (
-            "name",
-            json!({"server": server, "insecure-skip-tls-verify": true, "tls-server-name": "a b"}),
-            "clusters[k].cluster.tls-server-name",
-        ),
-        (
-            "proxy-scheme",
-            json!({"server": server, "proxy-url": "socks5://127.0.0.1:1"}),
-            "clusters[k].cluster.proxy-url",
-        ),
-        ("proxy-bare", json!({"server": server, "proxy-url": "127.0.0.1:1"}), "clusters[k].cluster.proxy-url"),
-    ];
-    for (test, cluster, key) in rows {
-        is_invalid(&format!("cluster-{test}"), &cluster, &json!({}), key);
+fn an_invalid_cluster_or_user_is_reported_with_its_key() {
+    let table = |name: &str| -> Vec<(String, Value, String)> {
+        let mut tables: Value = serde_saphyr::from_str(include_str!("invalid.yaml")).expect("YAML");
+        serde_json::from_value(tables[name].take()).expect("rows")
+    };
+    for (test, cluster, key) in table("clusters") {
+        is_invalid(&format!("cluster-{test}"), &cluster, &json!({}), &key);
     }
-}
-
-#[test]
-fn an_invalid_user_is_reported_with_its_key() {
     let cluster = json!({"server": "https://127.0.0.1:1", "insecure-skip-tls-verify": true});
-    let pem = "aGVsbG8=";
-    let rows = [
-        ("exec", json!({"exec": {"command": "aws"}}), "users[u].user.exec"),
-        ("auth-provider", json!({"auth-provider": {"name": "gcp"}}), "users[u].user.auth-provider"),
-        ("password", json!({"username": "a", "password": "b"}), "users[u].user.username"),
-        ("as", json!({"token": "t", "as": "root"}), "users[u].user.as"),
-        ("token", json!({"token": "a\u{7}b"}), "users[u].user.token"),
-        ("token-file", json!({"tokenFile": "absent"}), "users[u].user.tokenFile"),
-        ("no-key", json!({"client-certificate-data": pem}), "client-key(-data)"),
-        ("no-certificate", json!({"client-key-data": pem}), "users[u].user.client-certificate"),
-        ("base64", json!({"client-certificate-data": "!", "client-key-data": pem}), "users[u].user.client-certificate"),
-        ("key-base64", json!({"client-certificate-data": pem, "client-key-data": "!"}), "failed to load client key"),
-        ("no-pem", json!({"client-certificate-data": pem, "client-key-data": pem}), "users[u].user.client-certificate"),
-        ("file", json!({"client-certificate": "absent.crt", "client-key-data": pem}), "absent.crt"),
-        ("key-file", json!({"client-certificate-data": pem, "client-key": "absent.key"}), "absent.key"),
-    ];
-    for (test, user, key) in rows {
-        is_invalid(&format!("user-{test}"), &cluster, &user, key);
+    for (test, user, key) in table("users") {
+        is_invalid(&format!("user-{test}"), &cluster, &user, &key);
     }
     let error = is_invalid("user-accepted", &cluster, &json!({"exec": {}}), "exec");
     assert!(error.contains("expected token, tokenFile, or client-certificate(-data)"), "{error}");

@@ -2,6 +2,7 @@
 
 use crate::scene::{api, directory, facts, manifests, wanted};
 use crate::server::{Answer, Request, Server};
+use crate::support::api::kubeconfig_of;
 use detour_cni::cluster;
 use detour_cni::cluster::Api;
 use detour_cni::cni::{Code, Error};
@@ -126,11 +127,7 @@ fn manifests_take_precedence_over_a_kubeconfig_and_without_both_there_is_no_sour
 
 fn listing(server: &Server, test: &str) -> Api {
     let path = directory(test).join("config");
-    let kubeconfig = json!({
-        "current-context": "c", "clusters": [{"name": "k", "cluster": {"server": server.http()}}],
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": ""}}],
-    });
-    fs::write(&path, kubeconfig.to_string()).expect("written");
+    fs::write(&path, kubeconfig_of(&json!({"server": server.http()}), &json!({}))).expect("written");
     Api::of_kubeconfig(Path::new("/"), path).within(Duration::from_secs(60)).once()
 }
 

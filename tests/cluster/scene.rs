@@ -1,6 +1,7 @@
 //! Fixtures: directories, kubeconfigs, configurations, a pod.
 
 use crate::server::{Answer, Request};
+use crate::support::api::kubeconfig_of;
 use detour_cni::cluster;
 use detour_cni::cni::{self, Error};
 use detour_cni::pod::{Facts, PodRef};
@@ -53,13 +54,7 @@ pub(crate) fn directory(test: &str) -> PathBuf {
 /// Writes a kubeconfig with these values of its cluster and its user.
 pub(crate) fn kubeconfig(test: &str, cluster: &Value, user: &Value) -> PathBuf {
     let path = directory(test).join("kubeconfig");
-    let text = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        "clusters": [{"name": "k", "cluster": cluster}],
-        "users": [{"name": "u", "user": user}],
-    });
-    fs::write(&path, text.to_string()).expect("a file");
+    fs::write(&path, kubeconfig_of(cluster, user)).expect("a file");
     path
 }
 

@@ -3,6 +3,7 @@
 use crate::agent_process::SETTLED;
 use crate::program::program;
 use crate::scene::{Pod, SLOW, Scene, VAULT, WEB, scene};
+use crate::support::api::kubeconfig_of;
 use crate::support::wait::until_within;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -21,19 +22,10 @@ fn report(scene: &Scene<'_>, command: &str, more: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{command}: {error}: {output:?}"))
 }
 
-/// Writes a kubeconfig of the scene's API server. Returns its path.
-fn write_kubeconfig(scene: &Scene<'_>) {
-    let text = json!({
-        "clusters": [{"name": "c", "cluster": {"server": scene.api.url()}}], "users": [{"name": "u", "user": {"token": "t"}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}], "current-context": "x",
-    });
-    let path = scene.reach("/var/lib/cni/detour/kubeconfig");
-    std::fs::write(&path, text.to_string()).expect("written");
-}
-
 /// Returns the outcome of a check of `doctor`, and what it found.
 fn check(scene: &Scene<'_>, pod: &Pod, id: &str) -> (String, String) {
-    write_kubeconfig(scene);
+    let text = kubeconfig_of(&json!({"server": scene.api.url()}), &json!({"token": "t"}));
+    std::fs::write(scene.reach("/var/lib/cni/detour/kubeconfig"), text).expect("written");
     let pod = ["-n", "shop", &pod.name];
     let report = report(scene, "doctor", &[&["--platform=kubernetes"], &pod[..]].concat());
     let line = report["checks"].as_array().expect("checks").iter().find(|line| line["id"] == id);

@@ -61,20 +61,10 @@ impl Scene<'_> {
     /// Returns the arguments of an agent with the flag `--nri-socket`.
     pub(crate) fn arguments(&self) -> Vec<String> {
         write_account(&self.reach("/account"));
-        let config = write("/agent-config.json", r#"{"chain": [{"type": "istio-redirect"}]}"#);
-        vec![
-            "agent".into(),
-            "--platform=kubernetes".into(),
-            "--node-name=node-1".into(),
-            "--health-address=127.0.0.1:0".into(),
-            format!("--nri-socket={SOCKET}"),
-            // The pods have other configurations than the node.
-            "--live-policy=off".into(),
-            format!("--root={ROOT}"),
-            format!("--api-server={}", self.api.url()),
-            format!("--service-account={}", self.reach("/account").display()),
-            format!("--config={}", config.display()),
-        ]
+        write("/config/agent.json", r#"{"chain": [{"type": "istio-redirect"}]}"#);
+        // The pods have other configurations than the node.
+        let more = ["--health-address=127.0.0.1:0", "--nri-socket=/run/nri/nri.sock", "--live-policy=off"];
+        agent_node::agent_arguments(Path::new(ROOT), &self.api.url(), &more)
     }
 
     /// Starts an agent.

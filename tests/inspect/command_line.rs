@@ -1,6 +1,7 @@
 //! Arguments, exit codes, error messages and output formats.
 
 use crate::run::{detour, file};
+use crate::support::api::kubeconfig_of;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::process::Command;
@@ -99,9 +100,8 @@ fn problems_with_the_selected_object_exit_with_1() {
 #[test]
 fn output_that_cannot_be_written_is_reported() {
     let pod = file("pod.yaml", POD);
-    let credentials = r#"{"clusters":[{"name":"c","cluster":{"server":"https://a"}}],"users":[{"name":"u","user":{}}],
-        "contexts":[{"name":"x","context":{"cluster":"c","user":"u"}}],"current-context":"x"}"#;
-    let kubeconfig = file("kubeconfig", credentials);
+    let credentials = kubeconfig_of(&json!({"server": "https://a"}), &json!({}));
+    let kubeconfig = file("kubeconfig", &credentials);
     for arguments in [
         &["explain", "-f", &pod][..],
         &["explain", "-f", &pod, "-o", "json"],
@@ -139,13 +139,8 @@ fn the_kubeconfigs_of_users_are_left_to_kubectl() {
 /// The plugin retries for ten seconds. A user sees the cause at once.
 #[test]
 fn an_unreachable_api_server_is_reported_at_once() {
-    let kubeconfig = serde_json::json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "a",
-        "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:1"}}],
-        "users": [{"name": "a", "user": {"token": "t"}}],
-        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
-    });
-    let kubeconfig = file("config", &kubeconfig.to_string());
+    let kubeconfig = kubeconfig_of(&json!({"server": "http://127.0.0.1:1"}), &json!({"token": "t"}));
+    let kubeconfig = file("config", &kubeconfig);
     let conf = serde_json::json!({"name": "a", "type": "detour", "kubernetes": {"kubeconfig": *kubeconfig}});
     let conf = file("a.conf", &conf.to_string());
     let packet = ["--from", "uid=1", "--to", "1.2.3.4:5/tcp"];

@@ -224,6 +224,23 @@ fn each_of_several_configurations_applies_to_the_attachment_of_its_name() {
 }
 
 #[test]
+fn a_request_is_ignored_only_if_no_attachment_has_its_sub_plugin() {
+    let istio = attachment(&json!([{"type": "istio-redirect"}]));
+    let mut exclude = attachment(&json!([{"type": "uid-exclude"}]));
+    exclude["name"] = "excludedns".into();
+    let files = [file("redirects.conf", &istio.to_string()), file("excludes.conf", &exclude.to_string())];
+    let arguments = ["explain", "-f", "-", "--config", &files[0], "--config", &files[1], "-o", "json"];
+    for (networks, is_ignored) in [("default/istio-cni, default/excludedns", false), ("default/istio-cni", true)] {
+        let mut pod = pod();
+        annotate(&mut pod, "k8s.v1.cni.cncf.io/networks", networks);
+        annotate(&mut pod, "detour.io/exclude-uids", "8");
+        let report = detour(&arguments, &pod.to_string(), &[]).json();
+        let warnings = report["warnings"].as_array().expect("a list");
+        assert_eq!(warnings.iter().any(|one| one["code"] == "not-in-chain"), is_ignored, "{networks}: {report:#}");
+    }
+}
+
+#[test]
 fn a_directory_and_a_root_select_configurations_as_on_the_node() {
     let conf = file("etc/cni/net.d/istio-cni.conf", &attachment(&json!([{"type": "istio-redirect"}])).to_string());
     let root = conf.strip_suffix("/etc/cni/net.d/istio-cni.conf").expect("below a root").to_owned();

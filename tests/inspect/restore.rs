@@ -45,7 +45,7 @@ fn live() -> LiveRuleset {
 /// Returns the rules after the plugin's commit for the pod, in a new network namespace.
 fn committed(pod: &str, dialect: RuleFormat) -> LiveRuleset {
     let conf = configuration(Path::new("c"), CONF.as_bytes()).expect("a configuration");
-    let texts = ManifestTexts { pods: (Path::new("p"), pod), namespace: None, definitions: Vec::new() };
+    let texts = ManifestTexts { pods: ("p".into(), pod.to_owned()), namespace: None, definitions: Vec::new() };
     let found = PodManifest::read(&texts, &PodSelector::default()).expect("a pod");
     let subject = found.subject(&found.pods[0], &[conf.into()]).expect("a subject");
     let desired = Ruleset::of(&explain(&subject).expect("explained").policy, &Family::ALL);

@@ -5,6 +5,7 @@ use crate::agent_process::Agent;
 use crate::own_list::{list, network, types};
 use crate::scene::{CALICO, KUBECONFIG, LIST, NODE, OWN, PROGRAM, Scene, program};
 use crate::server::{Answer, Server, closed_port};
+use crate::support::api::kubeconfig_of;
 use crate::support::health::get;
 use crate::support::wait::{DEADLINE, until};
 use serde_json::{Value, json};
@@ -189,13 +190,7 @@ fn with_a_kubeconfig_of_the_administrator_none_is_written() {
 }
 
 fn kubeconfig(user: Value) -> String {
-    json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": "https://10.96.0.1:443"}}],
-        "users": [{"name": "u", "user": user}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    })
-    .to_string()
+    kubeconfig_of(&json!({"server": "https://10.96.0.1:443"}), &user)
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn each_configuration_gets_the_entry_and_loses_only_that() {
     for (name, before) in cases("conflist.md", "before/") {
         let found = found(&name, &before);
         let plan = reconcile(&desired(None), &found);
-        assert_eq!((plan.waits_for.as_ref(), plan.notes.len()), (None, 0), "{name}");
+        assert_eq!((plan.unmet(), plan.notes.len()), (None, 0), "{name}");
         let installed = after(found, &plan);
         let (list, text, mode) = only(&installed);
         assert_eq!(Some(&text), wanted.get(&list), "{name}");
@@ -97,7 +97,7 @@ fn each_unusable_configuration_stays_and_its_note_has_the_reason() {
     for (name, file) in &refused {
         let plan = reconcile(&desired(None), &found(name, file["text"].as_str().expect("text")));
         assert_eq!(plan.actions, [], "{name}");
-        assert!(plan.waits_for.expect("nothing to put it into").contains("/etc/cni/net.d"));
+        assert!(plan.unmet().expect("nothing to put it into").contains("/etc/cni/net.d"));
         assert_eq!(json!(plan.notes), json!([file["note"]]), "{name}");
     }
 }

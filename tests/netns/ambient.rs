@@ -143,7 +143,7 @@ fn traces_predict_it(world: &World) {
             assert_eq!(trace.decided_by.map(|place| place.table), Some(table));
         }
     }
-    let report = world.live_rules().report(&world.netns());
+    let report = world.live_rules().report();
     let place =
         if is_native { "tables inet istio-ambient-*" } else { "chains ISTIO_PRERT and ISTIO_OUTPUT of iptables" };
     assert_eq!((report.as_asked, report.ambient), (Some(true), Some(place)));

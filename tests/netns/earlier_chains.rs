@@ -60,7 +60,7 @@ fn one(dialect: Dialect, excludes: bool, hook: &str, priority: i32) {
     let place = format!("chain take of table ip vpn with priority {priority}");
     if is_taken(&arrival) {
         assert!(names(&trace, &place), "{context}: {trace:#?}");
-        let report = world.live_rules().report(&world.netns());
+        let report = world.live_rules().report();
         assert!(report.rules.iter().any(|line| line.chain == place), "{context}: {:#?}", report.rules);
         is_drift(&world, &configuration, &place);
         let output = world.call("ADD", &configuration).run().done();
@@ -77,7 +77,7 @@ fn names(report: &Trace, place: &str) -> bool {
 /// Asserts that CHECK and the report about the rules name the place.
 #[track_caller]
 fn is_drift(world: &World, configuration: &Value, place: &str) {
-    assert_eq!(world.live_rules().report(&world.netns()).as_asked, Some(false), "{place}");
+    assert_eq!(world.live_rules().report().as_asked, Some(false), "{place}");
     let output = world.call("CHECK", configuration).run();
     assert_eq!(output.refused().0, 103, "{place}");
     assert!(output.stdout["details"].as_str().is_some_and(|text| text.contains(place)), "{}", output.stdout);

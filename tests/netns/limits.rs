@@ -70,7 +70,7 @@ fn check_logs_some_foreign_rules_and_counts_the_rest() {
     let output = soon(&world, "CHECK", &configuration).done();
     assert_eq!(output.stderr.matches("foreign rule: ").count(), 20, "{}", output.stderr);
     assert!(output.stderr.contains("980 more foreign rules"), "{}", output.stderr);
-    let report = world.live_rules().report(&world.netns());
+    let report = world.live_rules().report();
     let left_out: Vec<_> = report.left_out.iter().map(|l| (l.table.as_str(), l.chain.as_str(), l.rules)).collect();
     assert_eq!(left_out, [("ip nat", "OUTPUT", 800)]);
     assert!(report.rules.iter().any(|line| line.chain == "OUTPUT" && line.rule == "-j ISTIO_OUTPUT"));

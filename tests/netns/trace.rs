@@ -134,7 +134,7 @@ fn own_addresses(world: &World) -> Vec<IpAddr> {
 }
 
 fn report(world: &World) -> RulesReport {
-    world.live_rules().report(&world.netns())
+    world.live_rules().report()
 }
 
 fn configured(world: &World, pod: &str, sub_plugins: Value) -> Value {
@@ -143,8 +143,8 @@ fn configured(world: &World, pod: &str, sub_plugins: Value) -> Value {
 
 fn policy_of(text: &Value, pod: &str) -> policy::Policy {
     let conf = configuration(Path::new("conf"), text.to_string().as_bytes()).expect("a configuration");
-    let namespace = Some((Path::new("ns"), NAMESPACE));
-    let texts = ManifestTexts { pods: (Path::new("pod"), pod), namespace, definitions: Vec::new() };
+    let namespace = Some(("ns".into(), NAMESPACE.to_owned()));
+    let texts = ManifestTexts { pods: ("pod".into(), pod.to_owned()), namespace, definitions: Vec::new() };
     let found = PodManifest::read(&texts, &PodSelector::default()).expect("a pod");
     let subject = found.subject(&found.pods[0], &[conf.into()]).expect("a subject");
     explain(&subject).expect("explained").policy

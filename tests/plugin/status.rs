@@ -1,6 +1,7 @@
 //! STATUS; endless inputs and outputs that are not read: plugin and agent stop waiting after a timeout, and their memory is
 //! limited; a panic of the plugin is reported as an error object.
 
+use crate::support::api::kubeconfig_of;
 use crate::support::called::{plugin, start};
 use crate::support::directory::Directory;
 use crate::support::program::write_executable;
@@ -159,17 +160,12 @@ fn faults_that_the_agent_repairs_do_not_fail_status() {
         fs::write(directory.join(name), text).expect("writable");
         directory.join(name)
     };
-    let refusing = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
-        "users": [{"name": "u", "user": {"tokenFile": "/no/such/token"}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    });
+    let refusing = |user: Value| kubeconfig_of(&json!({"server": "http://127.0.0.1:1"}), &user);
     let kubeconfigs = [
         "/no/such/kubeconfig".into(),
         written("broken", "{"),
-        written("no-token", &refusing.to_string()),
-        written("refused", &refusing.to_string().replace(r#"{"tokenFile":"/no/such/token"}"#, "{}")),
+        written("no-token", &refusing(json!({"tokenFile": "/no/such/token"}))),
+        written("refused", &refusing(json!({}))),
     ];
     let agents = [json!({"agent_namespace": "kube-system"}), json!({"agent_socket": "/no/such/socket"})];
     for kubeconfig in kubeconfigs {
@@ -197,13 +193,8 @@ fn faults_that_the_agent_repairs_do_not_fail_status() {
 fn an_unreachable_api_server_is_reported_within_two_seconds() {
     let directory = Directory::new("status-kubeconfig");
     let kubeconfig = directory.join("kubeconfig");
-    let text = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
-        "users": [{"name": "u", "user": {}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    });
-    fs::write(&kubeconfig, text.to_string()).expect("writable");
+    let text = kubeconfig_of(&json!({"server": "http://127.0.0.1:1"}), &json!({}));
+    fs::write(&kubeconfig, text).expect("writable");
     let details = refused(json!({"kubernetes": {"kubeconfig": kubeconfig}}));
     assert!(details.contains("http://127.0.0.1:1"), "{details}");
 }

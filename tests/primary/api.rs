@@ -3,6 +3,7 @@
 use crate::node::{Node, annotations, definition_object, istio_cni, made, pod_object};
 use crate::recorders::{Recorders, add_prints};
 use crate::server::{Answer, Request, Server};
+use crate::support::api::kubeconfig_of;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -28,12 +29,7 @@ fn script(networks: &str) -> impl Fn(&Request) -> Answer + Send + Sync + 'static
 
 fn conf(node: &Node, server: &Server, more: &Value) -> Value {
     let kubeconfig = node.dir.join("kubeconfig");
-    let text = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": ""}}],
-        "clusters": [{"name": "k", "cluster": {"server": server.http()}}],
-    });
-    fs::write(&kubeconfig, text.to_string()).expect("writable");
+    fs::write(&kubeconfig, kubeconfig_of(&json!({"server": server.http()}), &json!({}))).expect("writable");
     let mut conf = node.recording(more);
     conf["kubernetes"] = json!({"kubeconfig": kubeconfig});
     conf

@@ -5,6 +5,7 @@ use crate::node::{Node, istio_cni, made, pod_object};
 use crate::pod::call;
 use crate::recorders::{Recorders, add_prints, fails};
 use crate::server::{Answer, Server};
+use crate::support::api::kubeconfig_of;
 use crate::support::called::Called;
 use detour_cni::cluster;
 use detour_cni::cni::{CniCommand, NetConf};
@@ -269,12 +270,7 @@ fn the_agents_pod_gets_only_the_cluster_network_and_needs_no_kubeconfig() {
 fn the_agents_pod_does_not_wait_for_an_unresponsive_api() {
     let (node, server) = (Node::new(), Server::plain(|_| Answer::Hang));
     let kubeconfig = node.dir.join("absent");
-    let text = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": ""}}],
-        "clusters": [{"name": "k", "cluster": {"server": server.http()}}],
-    });
-    fs::write(kubeconfig, text.to_string()).expect("writable");
+    fs::write(kubeconfig, kubeconfig_of(&json!({"server": server.http()}), &json!({}))).expect("writable");
     let added = agent(&node, &conf(&node, &json!({})));
     assert!(added.success, "{added:?}");
     assert_eq!(server.lines(), [""; 0]);

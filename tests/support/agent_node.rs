@@ -38,6 +38,20 @@ pub(crate) fn reach(path: &str) -> PathBuf {
     Path::new(ROOT).join(path.trim_start_matches('/'))
 }
 
+/// Returns the arguments of an agent whose node is at `root`. Its account and its configuration are in `/account` and
+/// `/config/agent.json` of the node.
+pub(crate) fn agent_arguments(root: &Path, api: &str, more: &[&str]) -> Vec<String> {
+    let root = root.display();
+    let own = [
+        format!("--root={root}"),
+        format!("--api-server={api}"),
+        format!("--service-account={root}/account"),
+        format!("--config={root}/config/agent.json"),
+    ];
+    let flags = ["agent", "--platform=kubernetes", "--node-name=node-1"].into_iter();
+    flags.chain(own.iter().map(String::as_str)).chain(more.iter().copied()).map(str::to_owned).collect()
+}
+
 /// Writes a file of the node. As in a volume of a ConfigMap, no process sees a part of the text.
 pub(crate) fn write(path: &str, text: &str) -> PathBuf {
     let path = reach(path);

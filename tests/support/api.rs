@@ -313,3 +313,13 @@ fn stream_events(mut stream: &TcpStream, events: &Receiver<Value>) {
         sent = stream.write_all(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes());
     }
 }
+
+/// Returns a kubeconfig with these values of its cluster and its user.
+pub(crate) fn kubeconfig_of(cluster: &Value, user: &Value) -> String {
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "clusters": [{"name": "k", "cluster": cluster}], "users": [{"name": "u", "user": user}],
+    })
+    .to_string()
+}

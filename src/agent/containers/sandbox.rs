@@ -1,15 +1,16 @@
-//! A pod sandbox: its containers as the runtime reports them, and the bypass of the excluded ones. Its check reads which
-//! containers it excludes, finds their control groups, and makes the sets in its network namespace match.
+//! A pod sandbox: its containers as the runtime reports them, and the bypass of the excluded ones. Its check has two steps:
+//! it reads which containers it excludes, and then finds their control groups and makes the sets in its network namespace
+//! match.
 
 use crate::agent::metrics::Metrics;
-use crate::agent::nri::NriContainer;
+use crate::agent::nri::{NriContainer, START_TIMEOUT};
 use crate::agent::pod_reports::PodReports;
 use crate::cgroup::{CgroupHierarchy, ContainerGroup};
 use crate::cluster::Event;
-use crate::cluster::agent::BypassingContainer;
+use crate::cluster::agent::{BypassingContainer, ContainersStatus};
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
-use crate::netns::find;
+use crate::netns::find::pod_of_sandbox;
 use crate::plugin::running::containers::{ContainerChanges, ExcludedContainers, ObservedContainers, RunningContainer};
 use crate::pod::PodRef;
 use crate::state::ROOT;
@@ -44,38 +45,40 @@ pub(super) struct Tools {
 #[derive(Default)]
 pub(super) struct Sandbox {
     pub(super) id: String,
-    containers: BTreeMap<String, Container>,
+    pub(super) pod: Option<PodRef>,
+    containers: Containers,
+    /// The answers that the runtime waits for, since when, by container.
+    answers: BTreeMap<String, (oneshot::Sender<()>, Instant)>,
     /// When saved state changed; `None` without saved state, or if it must be read again.
     modified: Option<SystemTime>,
     /// `None` if saved state excludes no container.
-    pub(super) excluded: Option<Arc<ExcludedContainers>>,
+    excluded: Option<Arc<ExcludedContainers>>,
     /// Since when the sandbox is known to exclude containers.
     excluding_since: Option<Instant>,
     /// When the next check is due; `None` if the saved state must change first.
     due: Option<Instant>,
+    /// When the check that runs began.
+    checking: Option<Instant>,
     /// Whether the last check took longer than the runtime waits.
-    pub(super) is_slow: bool,
+    is_slow: bool,
+    /// The questions that wait for the check.
+    pub(super) questions: Vec<oneshot::Sender<ContainersStatus>>,
     /// The names of the containers that have elements; `None` before the first check.
     bypassing: Option<BTreeSet<String>>,
     /// The last failure; empty after a success.
     pub(super) failure: String,
     /// The failures that were logged.
     logged: BTreeSet<String>,
-    pub(super) captures: Captures,
-}
-
-/// The containers of a pod that started captured.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Captures {
-    pub(super) pod: Option<PodRef>,
-    /// The names of these containers, each with the cause.
-    new: Vec<(String, String)>,
-    /// The names that were reported.
+    /// The names of the containers that were reported to have started captured.
     reported: BTreeSet<String>,
 }
 
+/// The containers of a sandbox by ID.
+pub(super) type Containers = BTreeMap<String, Container>;
+
 /// A container that runs, is about to start, or has ended a moment ago.
-struct Container {
+#[derive(Clone)]
+pub(super) struct Container {
     reported: NriContainer,
     /// Whether it has had a process: it was seen with one, or the runtime reported that it had started. Before, its
     /// control group may be empty.
@@ -84,42 +87,43 @@ struct Container {
 }
 
 /// The state of a container.
-enum ContainerState {
-    /// It has no element. The runtime waits for the answer before the first instruction.
-    Starting(Option<Answer>),
+#[derive(Clone)]
+pub(super) enum ContainerState {
+    /// It has no element.
+    Starting,
     /// It has an element with this control group.
     Bypassing(ContainerGroup),
     /// It has exited, and may still have an element.
     Ended,
 }
 
-/// The answer that the runtime waits for, since when.
-pub(super) struct Answer(pub(super) oneshot::Sender<()>, pub(super) Instant);
+/// A step of a check, which blocks.
+pub(super) type Step = Box<dyn FnOnce() -> Done + Send>;
+
+/// The result of a step.
+pub(super) enum Done {
+    /// Saved state; `None` if it has not changed.
+    Read(Result<Option<Saved>, Error>),
+    /// The containers as they were found, and the changes of the sets. They come with the error of a container whose control
+    /// group was not found.
+    Updated(Containers, Result<(ContainerChanges, Option<Error>), Error>),
+}
+
+/// When saved state changed, which containers it excludes, and their pod if it was unknown.
+#[derive(Default)]
+pub(super) struct Saved {
+    modified: Option<SystemTime>,
+    excluded: Option<ExcludedContainers>,
+    pod: Option<PodRef>,
+}
 
 impl Container {
-    fn new(reported: NriContainer, has_started: bool, state: ContainerState) -> Self {
-        Self { reported, has_started, state }
-    }
-
-    const fn is_awaited(&self) -> bool {
-        matches!(self.state, ContainerState::Starting(Some(_)))
-    }
-
     const fn is_ended(&self) -> bool {
         matches!(self.state, ContainerState::Ended)
     }
 
-    /// Answers if the runtime waits for the container. Returns whether it still waited.
-    fn answer(&mut self, metrics: &Metrics) -> Option<bool> {
-        let ContainerState::Starting(answer) = &mut self.state else { return None };
-        answer.take().map(|Answer(answer, since)| {
-            metrics.runtime_waited(since.elapsed().as_secs_f64());
-            answer.send(()).is_ok()
-        })
-    }
-
-    /// Returns the container's control group, and whether that has a process; `None` if the container has exited.
-    fn group(&self, hierarchy: &CgroupHierarchy) -> Result<Option<(ContainerGroup, bool)>, Error> {
+    /// Finds the container's control group, and whether the container has exited.
+    fn look(&mut self, hierarchy: &CgroupHierarchy) -> Result<(), Error> {
         let NriContainer { id, cgroups_path, pid, .. } = &self.reported;
         let group = match &self.state {
             ContainerState::Bypassing(known) => Some(known.clone()).filter(|known| hierarchy.has_container(known)),
@@ -130,35 +134,11 @@ impl Container {
                 Err(error) => return Err(error),
             },
         };
-        let group = group.map(|group| (hierarchy.is_populated(&group.path) != Some(false), group));
-        Ok(group.filter(|(has_process, _)| *has_process || !self.has_started).map(|(is, group)| (group, is)))
-    }
-}
-
-impl Captures {
-    pub(super) fn add(&mut self, name: &str, why: &str) {
-        self.new.push((name.to_owned(), why.to_owned()));
-    }
-
-    /// Adds the names that were reported during a check.
-    pub(super) fn add_reported(&mut self, other: &Self) {
-        self.reported.extend(other.reported.iter().cloned());
-    }
-
-    /// Creates an Event for each name, once.
-    pub(super) fn create_events(&mut self, reports: &PodReports) {
-        for (name, why) in take(&mut self.new) {
-            let message = format!("container {name} started captured: {why}");
-            if self.reported.insert(name) {
-                tracing::warn!(pod = self.pod_name(), "{message}");
-                let event = Event { warning: true, reason: "DetourContainerCaptured".into(), message };
-                self.pod.iter().for_each(|pod| reports.event(pod, event.clone()));
-            }
-        }
-    }
-
-    fn pod_name(&self) -> Option<String> {
-        self.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name))
+        let has_process = group.as_ref().is_some_and(|group| hierarchy.is_populated(&group.path) != Some(false));
+        let group = group.filter(|_| has_process || !self.has_started);
+        self.has_started |= has_process;
+        self.state = group.map_or(ContainerState::Ended, ContainerState::Bypassing);
+        Ok(())
     }
 }
 
@@ -168,21 +148,18 @@ impl Sandbox {
     }
 
     fn excludes(&self, name: &str) -> bool {
-        self.excluded.as_ref().is_some_and(|excluded| excluded.policy().container_scope(name).is_some())
+        self.excluded.as_ref().is_some_and(|excluded| excludes(excluded, name))
     }
 
     /// Returns the excluded containers that run.
     fn running(&self) -> impl Iterator<Item = &Container> {
-        self.containers.values().filter(|container| !container.is_ended() && self.excludes(&container.reported.name))
-    }
-
-    fn running_ids(&self) -> BTreeSet<String> {
-        self.running().map(|container| container.reported.id.clone()).collect()
+        self.containers.values().filter(|one| !one.is_ended() && self.excludes(&one.reported.name))
     }
 
     /// Returns whether the runtime waits for a container of the sandbox.
-    pub(super) fn is_awaited(&self) -> bool {
-        self.containers.values().any(Container::is_awaited)
+    pub(super) fn is_awaited(&mut self) -> bool {
+        self.answers.retain(|id, _| self.containers.contains_key(id));
+        !self.answers.is_empty()
     }
 
     /// Returns whether a check is due.
@@ -190,9 +167,19 @@ impl Sandbox {
         self.due.is_some_and(|due| due <= now)
     }
 
+    /// Returns whether a check runs.
+    pub(super) const fn is_checking(&self) -> bool {
+        self.checking.is_some()
+    }
+
     /// Returns whether nothing is known about the sandbox anymore.
     pub(super) fn is_unused(&self) -> bool {
-        self.modified.is_none() && self.containers.is_empty() && self.due.is_none()
+        !self.is_checking() && self.modified.is_none() && self.containers.is_empty() && self.due.is_none()
+    }
+
+    /// Returns whether the check that runs, or the last one, takes longer than the runtime waits.
+    fn is_slow(&self) -> bool {
+        self.checking.map_or(self.is_slow, |began| began.elapsed() > START_TIMEOUT)
     }
 
     /// Makes a check due.
@@ -203,33 +190,34 @@ impl Sandbox {
     /// Makes a check due if the saved state has changed.
     pub(super) fn scanned(&mut self, modified: Option<SystemTime>) {
         // After a failure to read it, the next check is due.
-        if modified != self.modified && self.due.is_none_or(|_| self.failure.is_empty()) {
+        if !self.is_checking() && modified != self.modified && self.due.is_none_or(|_| self.failure.is_empty()) {
             self.wake();
         }
     }
 
-    /// Adds a container that is about to start. The runtime waits for `answer`; it is `None` if the checks of the sandbox
-    /// take too long.
-    pub(super) fn start(&mut self, container: NriContainer, answer: Option<Answer>, metrics: &Metrics) {
-        if answer.is_none() {
+    /// Adds a container that is about to start. The runtime waits for `answer`, unless the checks of the sandbox take too
+    /// long.
+    pub(super) fn start(&mut self, container: NriContainer, answer: oneshot::Sender<()>, tools: &Tools) {
+        if self.is_slow() {
             let why = "earlier changes of the pod's rules took too long; the agent retries";
             if self.excludes(&container.name) {
-                metrics.count("container_starts", [("result", "error")]);
-                self.captures.add(&container.name, why);
+                tools.metrics.count("container_starts", [("result", "error")]);
+                self.report(&container.name, why, &tools.reports);
             }
             self.failed(why);
             self.wake();
+        } else {
+            self.answers.insert(container.id.clone(), (answer, Instant::now()));
         }
-        let added = Container::new(container, false, ContainerState::Starting(answer));
+        let added = Container { reported: container, has_started: false, state: ContainerState::Starting };
         self.containers.insert(added.reported.id.clone(), added);
     }
 
     /// Adds a container that has started. The report may come after the exit.
     pub(super) fn started(&mut self, container: NriContainer) {
         let id = container.id.clone();
-        let new = || Container::new(container, true, ContainerState::Starting(None));
-        let known = self.containers.entry(id).or_insert_with(new);
-        known.has_started = true;
+        let new = || Container { reported: container, has_started: true, state: ContainerState::Starting };
+        self.containers.entry(id).or_insert_with(new).has_started = true;
         self.wake();
     }
 
@@ -248,7 +236,8 @@ impl Sandbox {
     pub(super) fn removed(&mut self, container: NriContainer) {
         self.containers.remove(&container.id);
         if self.excludes(&container.name) {
-            self.containers.insert(container.id.clone(), Container::new(container, true, ContainerState::Ended));
+            let ended = Container { reported: container, has_started: true, state: ContainerState::Ended };
+            self.containers.insert(ended.reported.id.clone(), ended);
             self.wake();
         }
     }
@@ -258,163 +247,166 @@ impl Sandbox {
         let mut known = take(&mut self.containers);
         for container in containers {
             let (id, before) = (container.id.clone(), known.remove(&container.id));
-            let new = || Container::new(container, true, ContainerState::Starting(None));
+            let new = || Container { reported: container, has_started: true, state: ContainerState::Starting };
             self.containers.insert(id, before.unwrap_or_else(new));
         }
         self.wake();
     }
 
-    /// Returns the containers for which the runtime waits, since when.
-    pub(super) fn awaited(&self) -> Vec<(Instant, String)> {
-        let since = |container: &Container| match &container.state {
-            ContainerState::Starting(Some(Answer(_, since))) => Some((*since, container.reported.name.clone())),
-            _ => None,
-        };
-        self.containers.values().filter_map(since).collect()
+    /// Begins a check. Returns its first step: it reads the saved state if it has changed.
+    pub(super) fn begin(&mut self, tools: Arc<Tools>) -> Step {
+        (self.due, self.checking) = (None, Some(Instant::now()));
+        let (id, known, needs_pod) = (self.id.clone(), self.modified, self.pod.is_none());
+        Box::new(move || {
+            let modified =
+                fs::symlink_metadata(Path::new(ROOT).join(&id)).and_then(|metadata| metadata.modified()).ok();
+            if modified.is_some() && modified == known {
+                return Done::Read(Ok(None));
+            }
+            let is_old = |time: &SystemTime| time.elapsed().is_ok_and(|age| age > TIME_STAMP_PRECISION);
+            let modified = modified.filter(is_old);
+            Done::Read(ExcludedContainers::find(&id).map(|excluded| {
+                // Without the pod, Events are only logged.
+                let find_pod = |_: &_| pod_of_sandbox(&tools.root, &id).ok().flatten();
+                let pod = excluded.as_ref().filter(|_| needs_pod).and_then(find_pod);
+                Some(Saved { modified, excluded, pod })
+            }))
+        })
     }
 
-    /// Checks the sandbox. `is_complete`: all its running containers are known. Blocks.
-    pub(super) fn check(mut self, tools: &Tools, is_complete: bool) -> Self {
-        self.due = None;
-        let read = self.read(&tools.root);
-        let is_unread = read.is_err();
-        let result = read.and_then(|()| self.update(tools, is_complete));
-        self.finish(result, (is_unread, is_complete), tools);
-        self
-    }
-
-    /// Reads the saved state if it has changed, and finds the pod.
-    fn read(&mut self, root: &HostRoot) -> Result<(), Error> {
-        let modified =
-            fs::symlink_metadata(Path::new(ROOT).join(&self.id)).and_then(|metadata| metadata.modified()).ok();
-        if modified.is_some() && modified == self.modified {
-            return Ok(());
+    /// Continues or ends a check. Returns the next step. `is_complete`: all running containers are known.
+    pub(super) fn proceed(&mut self, done: Done, is_complete: bool, tools: &Arc<Tools>) -> Option<Step> {
+        match done {
+            Done::Read(Err(error)) => {
+                let failure = format!("can't read which containers are excluded: {error}");
+                self.end(&self.containers.clone(), Some(failure), false, tools);
+            }
+            Done::Read(Ok(saved)) => {
+                saved.into_iter().for_each(|saved| self.set_saved(saved));
+                let Some(excluded) = self.excluded.clone() else {
+                    self.end(&self.containers.clone(), None, is_complete, tools);
+                    return None;
+                };
+                // Others wait only for the saved state.
+                let others = self.containers.iter().filter(|(_, one)| !excludes(&excluded, &one.reported.name));
+                for id in others.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
+                    self.answer(&id, &tools.metrics);
+                }
+                let (mut containers, tools) = (self.containers.clone(), Arc::clone(tools));
+                return Some(Box::new(move || {
+                    let result = update(&tools.root, &excluded, &mut containers, is_complete);
+                    Done::Updated(containers, result)
+                }));
+            }
+            Done::Updated(containers, result) => self.updated(&containers, result, is_complete, tools),
         }
-        let is_old = |time: &SystemTime| time.elapsed().is_ok_and(|age| age > TIME_STAMP_PRECISION);
-        let excluded = ExcludedContainers::find(&self.id)?;
-        if excluded.is_some() && self.captures.pod.is_none() {
-            // Without it, Events are only logged.
-            self.captures.pod = find::pod_of_sandbox(root, &self.id).ok().flatten();
-        }
-        self.set_saved(modified.filter(is_old), excluded);
-        Ok(())
+        None
     }
 
-    fn set_saved(&mut self, modified: Option<SystemTime>, excluded: Option<ExcludedContainers>) {
+    fn set_saved(&mut self, Saved { modified, excluded, pod }: Saved) {
+        self.pod = self.pod.take().or(pod);
         (self.modified, self.excluded) = (modified, excluded.map(Arc::new));
         if self.excluded.is_none() {
             self.containers.retain(|_, container| !container.is_ended());
             (self.excluding_since, self.bypassing) = (None, None);
-            self.captures.reported.clear();
+            self.reported.clear();
         } else {
             self.excluding_since.get_or_insert_with(Instant::now);
         }
     }
 
-    /// Makes the sets match.
-    fn update(&mut self, tools: &Tools, is_complete: bool) -> Result<(), Error> {
-        let Some(excluded) = self.excluded.clone() else { return Ok(()) };
-        // Others wait only for the saved state.
-        let others =
-            self.containers.values_mut().filter(|one| excluded.policy().container_scope(&one.reported.name).is_none());
-        for container in others {
-            container.answer(&tools.metrics);
+    /// Records the result of the second step.
+    fn updated(
+        &mut self,
+        containers: &Containers,
+        result: Result<(ContainerChanges, Option<Error>), Error>,
+        is_complete: bool,
+        tools: &Tools,
+    ) {
+        for (id, _) in containers.iter().filter(|(_, container)| container.is_ended()) {
+            self.answer(id, &tools.metrics);
+            self.containers.entry(id.clone()).and_modify(|known| known.state = ContainerState::Ended);
         }
-        let (mut running, mut groups, mut failure) = (Vec::new(), Vec::new(), None);
-        let (ids, mut hierarchy) = (self.running_ids(), None);
-        for (id, container) in self.containers.iter_mut().filter(|(id, _)| ids.contains(*id)) {
-            let hierarchy = match &hierarchy {
-                Some(hierarchy) => hierarchy,
-                None => hierarchy.insert(CgroupHierarchy::find(&tools.root)?),
-            };
-            match container.group(hierarchy) {
-                Ok(Some((group, has_process))) => {
-                    let (name, cgroup) = (container.reported.name.clone(), group.id);
-                    running.push(RunningContainer { name, id: id.clone(), cgroup });
-                    groups.push((id.clone(), group, has_process));
-                }
-                Ok(None) => {
-                    container.answer(&tools.metrics);
-                    container.state = ContainerState::Ended;
-                }
-                Err(error) => failure = failure.or(Some(error)),
-            }
+        let result = result.and_then(|(changes, error)| {
+            self.apply(containers, changes, tools);
+            error.map_or(Ok(()), Err)
+        });
+        let is_lost = result.as_ref().is_err_and(|error| error.code == Code::Drift);
+        let failure = result.err().map(|error| match (is_lost, tools.damaged.is_some()) {
+            (true, true) => format!("{error}; the agent restores it from saved state"),
+            (true, false) => format!("{error}; set the agent's flag --repair=repair or delete the pod"),
+            _ => error.to_string(),
+        });
+        self.end(containers, failure, is_complete, tools);
+        if let (true, Some(pod), Some(damaged)) = (is_lost, &self.pod, &tools.damaged) {
+            // If too many requests wait, the next failure makes another one.
+            let _ = damaged.try_send(pod.clone());
         }
-        let exited = self.containers.iter().filter(|(_, one)| one.is_ended()).map(|(id, _)| id.clone());
-        let exited: Vec<String> = exited.collect();
-        let complete = is_complete && failure.is_none();
-        let observed = ObservedContainers { running: &running, exited: &exited, complete };
-        let changes = excluded.reconcile(&tools.root, observed)?;
-        self.apply(changes, groups, &tools.metrics);
-        failure.map_or(Ok(()), Err)
     }
 
-    /// Records the changes of the sets, and the control groups of the excluded containers that run, each with whether it has
-    /// a process.
-    fn apply(&mut self, changes: ContainerChanges, groups: Vec<(String, ContainerGroup, bool)>, metrics: &Metrics) {
-        self.containers.retain(|_, container| !container.is_ended());
+    /// Records the changes of the sets. A container that has ended during the check ends with the next one.
+    fn apply(&mut self, checked: &Containers, changes: ContainerChanges, tools: &Tools) {
+        self.containers.retain(|id, _| !checked.get(id).is_some_and(Container::is_ended));
         self.bypassing = Some(changes.live.into_iter().filter_map(|one| Some(one.container?.name)).collect());
         for (container, scope) in &changes.added {
-            let pod = self.captures.pod_name();
+            let pod = self.pod_name();
             tracing::info!(pod, container, %scope, "the container's traffic bypasses the sidecar");
         }
-        for (id, group, has_process) in groups {
-            let Some(container) = self.containers.get_mut(&id) else { continue };
-            let name = container.reported.name.clone();
-            let is_added = changes.added.iter().any(|(added, _)| *added == name);
-            let was_captured = is_added && matches!(container.state, ContainerState::Starting(_));
-            let is_in_time = container.answer(metrics);
-            container.state = ContainerState::Bypassing(group);
-            container.has_started |= has_process;
-            let why = match is_in_time {
+        for (id, Container { reported, has_started, state }) in checked {
+            let known = self.containers.get_mut(id).filter(|known| !known.is_ended());
+            let (ContainerState::Bypassing(_), Some(known)) = (state, known) else { continue };
+            let is_added = changes.added.iter().any(|(added, _)| *added == reported.name);
+            let was_captured = is_added && matches!(known.state, ContainerState::Starting);
+            known.state = state.clone();
+            known.has_started |= has_started;
+            let why = match self.answer(id, &tools.metrics) {
                 Some(true) => {
-                    metrics.count("container_starts", [("result", "excluded")]);
-                    self.captures.reported.remove(&name);
+                    tools.metrics.count("container_starts", [("result", "excluded")]);
+                    self.reported.remove(&reported.name);
                     continue;
                 }
                 Some(false) => {
-                    metrics.count("container_starts", [("result", "error")]);
+                    tools.metrics.count("container_starts", [("result", "error")]);
                     "the pod's rules were not changed in time"
                 }
                 None => "the agent was not registered at the container runtime when it started",
             };
             if was_captured {
-                self.captures.add(&name, &format!("{why}; its new connections bypass the sidecar from now on"));
+                let why = format!("{why}; its new connections bypass the sidecar from now on");
+                self.report(&reported.name, &why, &tools.reports);
             }
         }
     }
 
-    /// Records the result of a check: whether the saved state is unread, and whether all running containers are known.
-    fn finish(&mut self, result: Result<(), Error>, (is_unread, is_complete): (bool, bool), tools: &Tools) {
-        let is_lost = result.as_ref().is_err_and(|error| error.code == Code::Drift);
-        let failure = result.err().map(|error| match (is_unread, is_lost, tools.damaged.is_some()) {
-            (true, ..) => format!("can't read which containers are excluded: {error}"),
-            (_, true, true) => format!("{error}; the agent restores it from saved state"),
-            (_, true, false) => format!("{error}; set the agent's flag --repair=repair or delete the pod"),
-            _ => error.to_string(),
-        });
-        let (excluded, result) = (self.running_ids(), if failure.is_some() { "error" } else { "captured" });
-        for (id, container) in &mut self.containers {
-            if container.answer(&tools.metrics).is_some() && excluded.contains(id) {
-                tools.metrics.count("container_starts", [("result", result)]);
+    /// Ends a check of these containers: the runtime does not wait for them any longer.
+    fn end(&mut self, checked: &Containers, failure: Option<String>, is_complete: bool, tools: &Tools) {
+        (self.is_slow, self.checking) = (self.is_slow(), None);
+        for (id, Container { reported, .. }) in checked {
+            let is_awaited = self.answer(id, &tools.metrics).is_some();
+            let is_starting = |known: &Container| matches!(known.state, ContainerState::Starting);
+            let is_captured = self.containers.get(id).is_some_and(is_starting) && self.excludes(&reported.name);
+            if let Some(failure) = failure.as_ref().filter(|_| is_captured) {
+                if is_awaited {
+                    tools.metrics.count("container_starts", [("result", "error")]);
+                }
+                self.report(&reported.name, failure, &tools.reports);
             }
         }
-        self.failure.clear();
-        if let Some(failure) = failure {
-            let starting = self.running().filter(|one| matches!(one.state, ContainerState::Starting(_)));
-            let captured: Vec<String> = starting.map(|one| one.reported.name.clone()).collect();
-            captured.iter().for_each(|name| self.captures.add(name, &failure));
-            self.failed(&failure);
-        }
-        if self.excluded.is_some() || is_unread {
-            let may_run = is_unread || !is_complete || self.running().next().is_some();
+        if self.excluded.is_some() || failure.is_some() {
+            let may_run = !is_complete || self.running().next().is_some();
             let next = Instant::now() + if may_run { CHECK_INTERVAL } else { REST_INTERVAL };
             self.due = Some(self.due.map_or(next, |due| due.min(next)));
         }
-        if let (true, Some(pod), Some(damaged)) = (is_lost, &self.captures.pod, &tools.damaged) {
-            // If too many requests wait, the next failure makes another one.
-            let _ = damaged.try_send(pod.clone());
-        }
+        self.failure.clear();
+        failure.iter().for_each(|failure| self.failed(failure));
+    }
+
+    /// Answers if the runtime waits for the container. Returns whether it still waited.
+    fn answer(&mut self, id: &str, metrics: &Metrics) -> Option<bool> {
+        self.answers.remove(id).map(|(answer, since)| {
+            metrics.runtime_waited(since.elapsed().as_secs_f64());
+            answer.send(()).is_ok()
+        })
     }
 
     /// Records a failure. It is logged unless it was before, or no excluded container is affected.
@@ -422,25 +414,49 @@ impl Sandbox {
         why.clone_into(&mut self.failure);
         let is_affected = self.excluded.is_none() || self.running().next().is_some();
         if is_affected && self.logged.len() < MAX_LOGGED && self.logged.insert(why.to_owned()) {
-            let pod = self.captures.pod_name();
+            let pod = self.pod_name();
             tracing::warn!(pod, sandbox = self.id, "can't update the excluded containers: {why}");
         }
     }
 
+    /// Reports a container that started captured, once.
+    fn report(&mut self, name: &str, why: &str, reports: &PodReports) {
+        if !self.reported.insert(name.to_owned()) {
+            return;
+        }
+        let message = format!("container {name} started captured: {why}");
+        let event = Event { warning: true, reason: "DetourContainerCaptured".into(), message };
+        match &self.pod {
+            Some(pod) => reports.report(pod, event),
+            None => tracing::warn!(sandbox = self.id, "{}", event.message),
+        }
+    }
+
+    /// Reports the excluded containers that start captured because the check takes longer than the runtime waits.
+    pub(super) fn report_late(&mut self, tools: &Tools) {
+        let late = self.answers.iter().filter(|(_, (_, since))| since.elapsed() > START_TIMEOUT);
+        let names = late.filter_map(|(id, _)| Some(self.containers.get(id)?.reported.name.clone()));
+        let why =
+            format!("the pod's rules were not changed within {} ms; the agent retries", START_TIMEOUT.as_millis());
+        for name in names.filter(|name| self.excludes(name)).collect::<Vec<_>>() {
+            self.report(&name, &why, &tools.reports);
+        }
+    }
+
     /// Reports the excluded containers that start captured because the agent is not registered since this time.
-    pub(super) fn report_disconnection(&mut self, since: Instant, why: &str) {
+    pub(super) fn report_disconnection(&mut self, since: Instant, why: &str, tools: &Tools) {
         // An agent that has just started does not know which containers bypass the sidecar until the first check.
         let failed = (!self.failure.is_empty()).then(BTreeSet::new);
         let bypassing = self.bypassing.clone().or(failed).filter(|_| self.excluding_since >= Some(since));
         let (Some(bypassing), Some(excluded)) = (bypassing, self.excluded.clone()) else { return };
         let why = format!("the agent is not registered at the container runtime: {why}");
-        let captured = excluded.policy().containers.iter().filter(|one| !bypassing.contains(&one.name));
-        captured.for_each(|one| self.captures.add(&one.name, &why));
+        let captured = excluded.policy.containers.iter().filter(|one| !bypassing.contains(&one.name));
+        captured.for_each(|one| self.report(&one.name, &why, &tools.reports));
     }
 
     /// Returns the elements that the sets must have; `None` while a container's control group is unknown.
     pub(super) fn expected(&self) -> Option<Vec<BypassingContainer>> {
-        let policy = self.excluded.as_ref()?.policy();
+        let policy = &self.excluded.as_ref()?.policy;
         let element = |container: &Container| {
             let ContainerState::Bypassing(group) = &container.state else { return None };
             let NriContainer { name, id, .. } = container.reported.clone();
@@ -449,6 +465,44 @@ impl Sandbox {
         };
         self.running().map(element).collect()
     }
+
+    fn pod_name(&self) -> Option<String> {
+        self.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name))
+    }
+}
+
+fn excludes(excluded: &ExcludedContainers, name: &str) -> bool {
+    excluded.policy.container_scope(name).is_some()
+}
+
+/// Finds the control groups of the excluded containers, and makes the sets match. Returns the changes, and the error of a
+/// container whose control group was not found.
+fn update(
+    root: &HostRoot,
+    excluded: &ExcludedContainers,
+    containers: &mut Containers,
+    is_complete: bool,
+) -> Result<(ContainerChanges, Option<Error>), Error> {
+    let (mut running, mut hierarchy, mut failure) = (Vec::new(), None, None);
+    for (id, container) in containers.iter_mut() {
+        if container.is_ended() || !excludes(excluded, &container.reported.name) {
+            continue;
+        }
+        let hierarchy = match &hierarchy {
+            Some(hierarchy) => hierarchy,
+            None => hierarchy.insert(CgroupHierarchy::find(root)?),
+        };
+        if let Err(error) = container.look(hierarchy) {
+            failure = failure.or(Some(error));
+        } else if let ContainerState::Bypassing(group) = &container.state {
+            running.push(RunningContainer { name: container.reported.name.clone(), id: id.clone(), cgroup: group.id });
+        }
+    }
+    let exited = containers.iter().filter(|(_, container)| container.is_ended()).map(|(id, _)| id.clone());
+    let exited: Vec<String> = exited.collect();
+    let observed =
+        ObservedContainers { running: &running, exited: &exited, complete: is_complete && failure.is_none() };
+    Ok((excluded.reconcile(root, observed)?, failure))
 }
 
 #[cfg(test)]

@@ -89,20 +89,20 @@ impl Answers {
     }
 
     async fn facts(&self, pod: PodRef, with_namespace: bool, deadline: Instant) -> Result<AgentAnswer, Error> {
-        let cached = self.current_pod(&pod).await;
-        let namespace = with_namespace.then(|| self.current_namespace(&pod.namespace)).flatten();
-        let (pod, namespace) = match (cached, with_namespace, namespace) {
-            (Some(cached), true, None) => (cached.pod.clone(), Some(self.namespace(&pod, deadline).await?)),
-            (Some(cached), _, namespace) => (cached.pod.clone(), namespace),
-            (None, _, namespace) => {
-                let needs_namespace = with_namespace && namespace.is_none();
-                let reason = if pod.uid.is_some() { "unknown-pod" } else { "pod-without-uid" };
-                self.count_fallback(&self.facts.pods, reason);
-                let fallback = self.cached_facts(&pod, needs_namespace);
-                let facts =
-                    self.ask(fallback, deadline, async |api| api.find_facts(&pod, needs_namespace).await).await?;
-                (facts.pod, namespace.or(facts.namespace))
-            }
+        let (pod, namespace) = if let Some(cached) = self.current_pod(&pod).await {
+            let namespace = match with_namespace {
+                true => Some(self.namespace(&pod, deadline).await?),
+                false => None,
+            };
+            (cached.pod.clone(), namespace)
+        } else {
+            let namespace = with_namespace.then(|| self.current_namespace(&pod.namespace)).flatten();
+            let needs_namespace = with_namespace && namespace.is_none();
+            let reason = if pod.uid.is_some() { "unknown-pod" } else { "pod-without-uid" };
+            self.count_fallback(&self.facts.pods, reason);
+            let fallback = self.cached_facts(&pod, needs_namespace);
+            let facts = self.ask(fallback, deadline, async |api| api.find_facts(&pod, needs_namespace).await).await?;
+            (facts.pod, namespace.or(facts.namespace))
         };
         Ok(AgentAnswer::Facts { pod: pod.into(), namespace })
     }

@@ -1,6 +1,7 @@
 //! The cached objects of one kind, as a watch reports them, and whether they are complete and current.
 
-use super::objects::{ObservedPod, WatchedKind};
+use super::objects::{ObservedPod, Sent, WatchedKind};
+use crate::cluster::wire::Metadata;
 use crate::cluster::{Definition, ObjectRef};
 use crate::pod::Namespace;
 use std::collections::BTreeMap;
@@ -177,18 +178,18 @@ impl<T: WatchedKind> Cache<T> {
     }
 
     /// Adds or changes an object.
-    pub(super) fn add(&self, sent: T::Sent) {
-        let object = Arc::new(T::from_sent(sent));
+    pub(super) fn add(&self, sent: Sent<T>) {
+        let (name, object) = (name_of(&sent.metadata), Arc::new(T::from_sent(sent)));
         let CacheState { objects, listed, .. } = &mut *self.state();
         for objects in listed.iter_mut().chain([objects]) {
-            objects.insert(object.name(), &object);
+            objects.insert(name.clone(), &object);
         }
         self.changes.send_modify(|count| *count += 1);
     }
 
     /// Removes an object.
-    pub(super) fn remove(&self, sent: T::Sent) {
-        self.state().objects.remove(&T::from_sent(sent).name());
+    pub(super) fn remove(&self, removed: &Metadata) {
+        self.state().objects.remove(&name_of(removed));
         self.changes.send_modify(|count| *count += 1);
     }
 
@@ -240,13 +241,18 @@ impl<T: WatchedKind> Cache<T> {
     }
 }
 
+/// Returns the name of an object, with an empty namespace for a cluster-scoped one.
+fn name_of(Metadata { namespace, name, .. }: &Metadata) -> ObjectRef {
+    ObjectRef { namespace: namespace.clone().unwrap_or_default(), name: name.clone() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::pod::Namespace;
     use serde_json::{from_value, json};
 
-    fn sent(name: &str, value: &str) -> <Namespace as WatchedKind>::Sent {
+    fn sent(name: &str, value: &str) -> Sent<Namespace> {
         from_value(json!({"metadata": {"name": name, "annotations": {"detour.io/a": value}}})).expect("a namespace")
     }
 
@@ -273,7 +279,7 @@ mod tests {
         assert_eq!((value(&cache, "a"), value(&cache, "b")), (Some("1".into()), Some("3".into())), "not complete yet");
         assert!(!cache.set_synced(), "it was synced all the time");
         assert_eq!((value(&cache, "a"), value(&cache, "b")), (None, Some("3".into())));
-        cache.remove(sent("b", "3"));
+        cache.remove(&sent("b", "3").metadata);
         assert!(cache.all().is_empty());
     }
 
@@ -290,7 +296,7 @@ mod tests {
         assert!(cache.set_broken(None) && !cache.is_synced() && lasting().is_none(), "the cluster has no such kind");
     }
 
-    fn labelled(name: &str, labels: usize) -> <Namespace as WatchedKind>::Sent {
+    fn labelled(name: &str, labels: usize) -> Sent<Namespace> {
         let labels: BTreeMap<String, String> =
             (0..labels).map(|number| (format!("{}{number}", "l".repeat(300)), "v".repeat(63))).collect();
         from_value(json!({"metadata": {"name": name, "labels": labels}})).expect("a namespace")
@@ -314,7 +320,7 @@ mod tests {
             let fat = cache.get_any(&name("fat")).expect("it is known");
             assert_eq!((fat.incomplete, fat.labels.len()), (incomplete, if incomplete { 0 } else { labels }));
         }
-        cache.remove(sent("fat", ""));
+        cache.remove(&sent("fat", "").metadata);
 
         // Large ones take half of the room, and ordinary ones all of it; the others are incomplete.
         let total = || cache.state().objects.total;
@@ -329,7 +335,7 @@ mod tests {
         assert!((MAX_TOTAL - MAX_WEIGHT..=MAX_TOTAL + many * 300).contains(&total()), "{}", total());
         assert_eq!(cache.all().iter().filter(|it| it.incomplete).count(), cache.len().1);
         for object in cache.names() {
-            cache.remove(sent(&object.name, ""));
+            cache.remove(&sent(&object.name, "").metadata);
         }
         assert_eq!((total(), cache.len()), (0, (0, 0)));
     }

@@ -1,13 +1,13 @@
 //! The watched kinds of objects. Only the parts that the agent uses are parsed, and only some of them are cached.
 
-use crate::cluster::wire::{DefinitionObject, Metadata, NamespaceObject, PodObject};
-use crate::cluster::{Definition, Kind, ObjectRef};
+use crate::cluster::wire::{DefinitionSpec, Metadata, Object, PodSpec, PodStatus};
+use crate::cluster::{Definition, Kind};
 use crate::pod::well_known::{
     DATAPLANE_MODE, DISABLE_ENVOY, DNS_CAPTURE, INJECT, INVALID_DROP, PROXY_CONTAINER, VALIDATION_CONTAINER,
 };
 use crate::pod::{Container, Namespace, Pod};
 use k8s_openapi::api::core::v1::ContainerStatus;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -41,11 +41,14 @@ impl ObservedPod {
     }
 }
 
+/// The read parts of an object as the API server sends it. All others, such as `metadata.managedFields`, take no memory.
+pub(super) type Sent<T> = Object<<T as WatchedKind>::Spec, <T as WatchedKind>::Status>;
+
 /// A watched kind: the cached part of an object.
 pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
-    /// The read parts of the object as the API server sends it. All others, such as `metadata.managedFields`, take no
-    /// memory.
-    type Sent: DeserializeOwned + Clone + Send + 'static;
+    /// The read parts of the specification and of the status.
+    type Spec: DeserializeOwned + Clone + Send + 'static;
+    type Status: DeserializeOwned + Clone + Send + 'static;
     /// The plural in log messages.
     const PLURAL: &str;
     /// The value of the metrics' label `kind`.
@@ -55,12 +58,8 @@ pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
     /// Whether the agent needs only `metadata` of the objects.
     const METADATA_ONLY: bool = false;
 
-    /// Returns the metadata.
-    fn metadata(sent: &Self::Sent) -> &Metadata;
     /// Extracts the cached part.
-    fn from_sent(sent: Self::Sent) -> Self;
-    /// Returns the name of the object, with an empty namespace for a cluster-scoped one.
-    fn name(&self) -> ObjectRef;
+    fn from_sent(sent: Sent<Self>) -> Self;
     /// The maximum weight of an ordinary object: there is room for as many as are supported.
     const MAX_WEIGHT: usize;
     /// Returns about how many bytes of memory the object takes.
@@ -71,16 +70,13 @@ pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
 }
 
 impl WatchedKind for ObservedPod {
-    type Sent = PodObject;
+    type Spec = PodSpec;
+    type Status = PodStatus;
     const PLURAL: &str = "pods of this node";
     const METRICS_KIND: &str = "pods";
     const KIND: Kind = Kind::POD;
 
-    fn metadata(sent: &PodObject) -> &Metadata {
-        &sent.metadata
-    }
-
-    fn from_sent(mut sent: PodObject) -> Self {
+    fn from_sent(mut sent: Sent<Self>) -> Self {
         trim(&mut sent.metadata);
         let (status, metadata) = (sent.status.take().unwrap_or_default(), &mut sent.metadata);
         let (is_deleting, controlled) = (metadata.is_deleting(), metadata.controller().is_some());
@@ -98,10 +94,6 @@ impl WatchedKind for ObservedPod {
             validation_failed: status.init_container_statuses.iter().any(has_failed_validation),
             incomplete: false,
         }
-    }
-
-    fn name(&self) -> ObjectRef {
-        ObjectRef { namespace: self.pod.namespace.clone(), name: self.pod.name.clone() }
     }
 
     // The largest supported number of pods of a node (512) fits into the cache.
@@ -152,23 +144,16 @@ fn has_failed_validation(status: &ContainerStatus) -> bool {
 }
 
 impl WatchedKind for Namespace {
-    type Sent = NamespaceObject;
+    type Spec = IgnoredAny;
+    type Status = IgnoredAny;
     const PLURAL: &str = "namespaces";
     const METRICS_KIND: &str = "namespaces";
     const KIND: Kind = Kind::NAMESPACE;
     const METADATA_ONLY: bool = true;
 
-    fn metadata(sent: &NamespaceObject) -> &Metadata {
-        &sent.metadata
-    }
-
-    fn from_sent(mut sent: NamespaceObject) -> Self {
+    fn from_sent(mut sent: Sent<Self>) -> Self {
         trim(&mut sent.metadata);
         sent.into()
-    }
-
-    fn name(&self) -> ObjectRef {
-        ObjectRef { namespace: String::new(), name: self.name.clone() }
     }
 
     const MAX_WEIGHT: usize = 8 << 10;
@@ -186,22 +171,15 @@ impl WatchedKind for Namespace {
 }
 
 impl WatchedKind for Definition {
-    type Sent = DefinitionObject;
+    type Spec = DefinitionSpec;
+    type Status = IgnoredAny;
     const PLURAL: &str = "network attachment definitions";
     const METRICS_KIND: &str = "definitions";
     const KIND: Kind = Kind::DEFINITION;
 
-    fn metadata(sent: &DefinitionObject) -> &Metadata {
-        &sent.metadata
-    }
-
-    fn from_sent(mut sent: DefinitionObject) -> Self {
+    fn from_sent(mut sent: Sent<Self>) -> Self {
         trim(&mut sent.metadata);
         sent.into()
-    }
-
-    fn name(&self) -> ObjectRef {
-        self.object.clone()
     }
 
     const MAX_WEIGHT: usize = 48 << 10;
@@ -274,6 +252,7 @@ fn cut(value: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::wire::PodObject;
     use serde_json::{Value, from_value, json};
 
     fn observed(pod: Value) -> ObservedPod {

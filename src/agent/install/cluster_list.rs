@@ -2,7 +2,7 @@
 //! instead, the own list.
 
 use super::conflist::{ConfList, UnusableList, list_name};
-use super::plan::{Change, ConfFile, Content, DesiredFile, FoundState, InstallPlan, ListEntry, OWN_LIST};
+use super::plan::{Change, ConfFile, Content, DesiredFile, FoundState, InstallPlan, ListEntry, OWN_LIST, Obstacle};
 use super::record::{Digest, FileRecord, Role, with_newest};
 use crate::cni::{CNI_CONF_DIR, OWN_TYPES};
 use crate::host_path::HostPath;
@@ -53,13 +53,12 @@ impl<'a> ClusterList<'a> {
             Some((_, MultusCall::File(name))) => Some(name.as_str()),
             Some((file, MultusCall::Elsewhere(list))) if self.desired.file.is_none() => {
                 plan.notes.push(format!("{}: skipped: {}", self.path(file), UnusableList::Multus));
-                plan.waits_for = Some(format!(
-                    "the cluster network's list in {}: {} calls {list}; set --conf-dir (cniConfDir) to its directory, or \
-                     use an attachment (--chained=false)",
-                    self.desired.dir,
-                    self.path(file)
-                ));
-                return;
+                let (dir, path) = (&self.desired.dir, self.path(file));
+                let missing = format!(
+                    "missing: the cluster network's list in {dir}: {path} calls {list}; set --conf-dir (cniConfDir) to its \
+                     directory, or use an attachment (--chained=false)"
+                );
+                return plan.add(Obstacle::Waits, missing);
             }
             _ => None,
         };
@@ -68,7 +67,8 @@ impl<'a> ClusterList<'a> {
         // Another process may just be writing the list that was copied: a later one does not take its place.
         let target = target.filter(|(name, _)| last.as_ref().is_none_or(|(source, _)| name <= source));
         let Some((name, list)) = target else {
-            plan.waits_for = Some(self.missing(copies, &skipped, last.as_ref().map(|(source, _)| *source)));
+            let source = last.as_ref().map(|(source, _)| *source);
+            plan.add(Obstacle::Waits, self.missing(copies, &skipped, source));
             if let Some((source, list)) = last {
                 self.write_copy(&list, source, plan);
             }
@@ -85,11 +85,12 @@ impl<'a> ClusterList<'a> {
         self.write_entry(name, list, multus.is_some(), plan);
         if let Some((file, MultusCall::Embedded(false))) = multus {
             let (file, path) = (self.path(file), self.path(&list_name(name)));
-            plan.waits_for = Some(format!(
-                "the plugin's entry in the key delegates of {file}: Multus calls this copy of the cluster network's list, \
-                 which lacks the plugin, so pods start without rules; restart Multus, which then copies {path}, or \
-                 replace delegates by \"clusterNetwork\": \"{path}\""
-            ));
+            let missing = format!(
+                "missing: the plugin's entry in the key delegates of {file}: Multus calls this copy of the cluster \
+                 network's list, which lacks the plugin, so pods start without rules; restart Multus, which then copies \
+                 {path}, or replace delegates by \"clusterNetwork\": \"{path}\""
+            );
+            plan.add(Obstacle::Waits, missing);
         }
     }
 
@@ -141,11 +142,11 @@ impl<'a> ClusterList<'a> {
         let (single, path, kind) = (self.path(name), self.path(&list_name(name)), self.kind());
         let (earlier, is_single) = (self.found.record.files.get(&path), single != path);
         if is_single && (beside_multus || self.multus_program().is_some()) {
-            plan.refused = Some(format!(
+            let why = format!(
                 "can't add the plugin to {single}: it is a single configuration, which a list would replace, and Multus \
                  may name it; make it a list ({path}) with the tool that writes it, or use an attachment (--chained=false)"
-            ));
-            return;
+            );
+            return plan.add(Obstacle::Failed, why);
         }
         if let Some(file) = self.found.files.get(&path).filter(|_| is_single && earlier.is_none()) {
             return plan.refuse(&path, Role::Entry, file);
@@ -225,7 +226,7 @@ impl<'a> ClusterList<'a> {
             ),
             None => return false,
         };
-        plan.refused = Some(format!("can't install the program: {why}"));
+        plan.add(Obstacle::Failed, format!("can't install the program: {why}"));
         true
     }
 
@@ -270,7 +271,7 @@ impl<'a> ClusterList<'a> {
         if let Some((name, reason @ UnusableList::Unsupported(_))) = skipped.last() {
             let (changed, path) = (if copies { "copied" } else { "extended" }, self.path(name));
             return format!(
-                "a list that can be {changed}: runtimes may use {path} ({reason}){last}; change or remove this file"
+                "missing: a list that can be {changed}: runtimes may use {path} ({reason}){last}; change or remove this file"
             );
         }
         let named = self.desired.file.as_deref().or(source);
@@ -281,7 +282,7 @@ impl<'a> ClusterList<'a> {
             Some(_) => format!(" of it; to copy another list now, delete {own}"),
             None => String::new(),
         };
-        format!("{what} in {dir}{last}{next}; check the pods of the cluster network on this node")
+        format!("missing: {what} in {dir}{last}{next}; check the pods of the cluster network on this node")
     }
 
     /// Notes the other plugins in the list that redirect traffic to a mesh.
@@ -308,7 +309,7 @@ enum MultusCall {
 }
 
 /// Returns the list of a pod network.
-fn pod_network(file: &ConfFile) -> Result<&ConfList, UnusableList> {
+pub(super) fn pod_network(file: &ConfFile) -> Result<&ConfList, UnusableList> {
     let list = file.list.as_ref().map_err(Clone::clone)?;
     match list.types().next() {
         Some(first) if MULTUS.contains(&first) => Err(UnusableList::Multus),

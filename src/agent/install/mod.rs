@@ -17,7 +17,7 @@ pub use crate::host_path::{HostPath, HostRoot};
 pub use node::{CHAIN_FILE, Installed, Leadership, NodeFiles, state_path};
 pub use plan::{
     Change, ConfFile, Content, DesiredFile, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, ListEntry,
-    OWN_LIST,
+    OWN_LIST, Obstacle,
 };
 pub use reconcile::{changed, reconcile, undo};
 pub use record::{Digest, FileRecord, InstallRecord, Role};

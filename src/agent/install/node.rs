@@ -5,6 +5,7 @@ mod installed;
 pub use installed::Installed;
 
 use super::InstallError;
+use super::cluster_list::pod_network;
 use super::conflist::{ConfList, UnusableList};
 use super::plan::{Change, ConfFile, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, OWN_LIST};
 use super::reconcile::{reconcile, undo};
@@ -195,6 +196,26 @@ impl NodeFiles {
             .collect())
     }
 
+    /// Checks whether an own list is a copy of `source`, apart from the plugin's entry of the type `kind`.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub fn check_own_list(&self, path: &HostPath, source: &str, kind: &str) -> Result<(), String> {
+        let found = self.configurations(&path.parent(), &mut BTreeMap::new()).map_err(|error| error.to_string())?;
+        if let Some((name, _)) = found.iter().find(|(_, file)| pod_network(file) == Err(UnusableList::Multus)) {
+            return Err(format!("{name} is a configuration of Multus, which it bypasses"));
+        }
+        let without_entry = |name: &str| {
+            let file = found.get(name).ok_or_else(|| format!("{name} not found"))?;
+            let list = file.list.as_ref().map_err(|why| format!("{name}: {why}"))?;
+            file.untrusted.clone().map_or_else(|| Ok(list.without(kind)), Err)
+        };
+        match without_entry(&path.name())? == without_entry(source)? {
+            true => Ok(()),
+            false => Err("it is older; until it is written again, pods start with it".to_owned()),
+        }
+    }
+
     /// Returns the installation record; `None` if nothing is installed.
     ///
     /// # Errors
@@ -231,7 +252,7 @@ impl NodeFiles {
     }
 
     /// Returns the configurations in a directory, and adds their files to `files`.
-    fn configurations(
+    pub(super) fn configurations(
         &self,
         dir: &HostPath,
         files: &mut BTreeMap<HostPath, FoundFile>,
@@ -286,7 +307,7 @@ impl NodeFiles {
     /// last change; the record is removed if nothing is left in it. So are the temporary files of an installation that was
     /// killed.
     fn apply(&self, plan: &InstallPlan) -> Result<(), InstallError> {
-        let is_empty = plan.record.is_empty();
+        let is_empty = plan.record.files.is_empty();
         let mut files = self.record().ok().flatten().unwrap_or_default().files;
         files.extend(plan.record.files.clone());
         let written = files.keys().cloned().chain([state_path(RECORD)]);
@@ -360,7 +381,7 @@ impl NodeFiles {
     /// Removes the file of the lock, which this process holds, if nothing is installed, and that of a killed agent. Another
     /// process that waits for a lock creates a new file.
     fn remove_locks(&self, installed: &InstallRecord) {
-        if installed.is_empty() {
+        if installed.files.is_empty() {
             self.remove_lock(CHANGES);
         }
         if self.has(&state_path(LEADERSHIP)) && !self.has_agent() {

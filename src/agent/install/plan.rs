@@ -29,6 +29,8 @@ pub struct DesiredState {
     pub multus_chain: Option<HostPath>,
     /// Why the token in the kubeconfig can't be used, although it is written.
     pub expired: Option<String>,
+    /// Why a newer configuration than that of this state is not in use.
+    pub rejected: Option<String>,
 }
 
 /// A file of the installation.
@@ -218,6 +220,20 @@ impl fmt::Display for FileAction {
     }
 }
 
+/// The kind of an obstacle, the worst first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Obstacle {
+    /// A file of another owner, another directory of programs, or an error. The plan only keeps the files in the record as
+    /// they should be.
+    Failed,
+    /// The installation on the node belongs to another DaemonSet.
+    Occupied,
+    /// Something is missing that another tool must provide.
+    Waits,
+    /// Multus skips its auxiliary chain because of another tool's file.
+    ChainSkipped,
+}
+
 /// The changes of a node, in order, and the installation record that covers them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InstallPlan {
@@ -231,35 +247,36 @@ pub struct InstallPlan {
     /// Whether something stays that an uninstallation should remove, and the user must act. A program that running pods
     /// need does not count.
     pub incomplete: bool,
-    /// Why nothing new is installed: a file of another owner, or another directory of programs. The plan then only keeps
-    /// the files in the record as they should be.
-    pub refused: Option<String>,
-    /// What is missing on the node before the installation can be completed.
-    pub waits_for: Option<String>,
+    /// Why the plugin is not installed, or not called.
+    pub obstacle: Option<(Obstacle, String)>,
     /// The invalid files of other tools because of which Multus skips its whole auxiliary chain, each with the reason.
     pub invalid_chain_files: Vec<String>,
     /// What the plugin lacks when the plan is applied, and an installation can't provide now: its credentials.
     pub lacks: Option<String>,
     /// Whether the only change is that the own list follows its source: it was as the installation wrote it.
     pub follows: bool,
+    /// Why the newest configuration is not in use.
+    pub rejected: Option<String>,
 }
 
 impl InstallPlan {
-    /// Returns why the node is not ready after the plan, and another tool or the user must act.
+    /// Returns a plan without changes, because of this obstacle.
     #[must_use]
-    pub fn unmet(&self) -> Option<String> {
-        let missing = || self.waits_for.clone().or_else(|| self.invalid_chain());
-        self.refused.clone().or_else(|| missing().map(|what| format!("missing: {what}")))
+    pub fn impossible(obstacle: Obstacle, why: String) -> Self {
+        Self { obstacle: Some((obstacle, why)), ..Self::default() }
     }
 
-    fn invalid_chain(&self) -> Option<String> {
-        let (directory, files) = (self.record.multus_chain.as_ref()?, self.invalid_chain_files.join("; "));
-        (!files.is_empty()).then(|| {
-            format!(
-                "a valid file in Multus's auxiliary chain: {files}; Multus skips all plugins of {directory}, without an \
-                 error of the pod; correct or remove the file"
-            )
-        })
+    /// Adds an obstacle. The worst one counts, and the first one of its kind.
+    pub(super) fn add(&mut self, obstacle: Obstacle, why: String) {
+        if self.obstacle.as_ref().is_none_or(|(known, _)| obstacle < *known) {
+            self.obstacle = Some((obstacle, why));
+        }
+    }
+
+    /// Returns why the node is not ready after the plan, and another tool or the user must act.
+    #[must_use]
+    pub fn unmet(&self) -> Option<&str> {
+        self.obstacle.as_ref().map(|(_, why)| why.as_str())
     }
 
     /// Writes a file, unless it is as desired. A file of another owner refuses the plan.
@@ -309,12 +326,10 @@ impl InstallPlan {
             Role::Entry => "use an attachment (--chained=false)",
             _ => "move its settings to the file of --config",
         };
-        self.refused.get_or_insert_with(|| {
-            format!(
-                "can't write {path}: it belongs to another owner: {owner}; uninstall that tool or remove the file, or \
-                 {other}"
-            )
-        });
+        let why = format!(
+            "can't write {path}: it belongs to another owner: {owner}; uninstall that tool or remove the file, or {other}"
+        );
+        self.add(Obstacle::Failed, why);
     }
 }
 

@@ -4,7 +4,7 @@
 use super::InstallError;
 use super::cluster_list::ClusterList;
 use super::conflist::ConfList;
-use super::plan::{Change, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, is_foreign};
+use super::plan::{Change, DesiredState, FileAction, FoundFile, FoundState, InstallPlan, Obstacle, is_foreign};
 use super::record::{FileRecord, InstallRecord, Role};
 use crate::host_path::HostPath;
 
@@ -39,7 +39,7 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
         ClusterList { desired: entry, bin_dir, found }.plan(&mut plan);
     }
     let recorded = &found.record.files;
-    if plan.refused.is_some() {
+    if matches!(plan.obstacle, Some((Obstacle::Failed, _))) {
         // A refused installation adds nothing, and keeps what it has.
         plan.actions.retain(|action| recorded.contains_key(&action.path));
         plan.record.files.retain(|path, _| recorded.contains_key(path));
@@ -48,9 +48,17 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
     let undesired = recorded.iter().filter(|(path, _)| !plan.record.files.contains_key(*path));
     let undesired: Vec<_> = undesired.map(|(path, file)| (path.clone(), file.clone())).collect();
     // While the installation is incomplete, the parts of earlier ones stay.
-    match plan.waits_for.is_some() || plan.refused.is_some() {
+    match plan.obstacle.is_some() {
         true => plan.record.files.extend(undesired),
         false => remove(undesired, found, &mut plan),
+    }
+    if let (Some(directory), Some(_)) = (plan.record.multus_chain.clone(), found.invalid_chain_files.first()) {
+        let missing = format!(
+            "missing: a valid file in Multus's auxiliary chain: {}; Multus skips all plugins of {directory}, without an \
+             error of the pod; correct or remove the file",
+            found.invalid_chain_files.join("; ")
+        );
+        plan.add(Obstacle::ChainSkipped, missing);
     }
     plan.follows = follows(&plan, found);
     Ok(plan)
@@ -128,9 +136,9 @@ fn remove(mut files: Vec<(HostPath, FileRecord)>, found: &FoundState, plan: &mut
     for (path, file) in files {
         let is_configuration = file.role.is_configuration();
         let removed = match found.unreachable.get(&path) {
-            Some(reason) => Err(Obstacle::Other(reason.clone())),
+            Some(reason) => Err(Kept::Other(reason.clone())),
             None if is_needed && !is_configuration => {
-                Err(Obstacle::Other("a configuration that was not reverted needs it".to_owned()))
+                Err(Kept::Other("a configuration that was not reverted needs it".to_owned()))
             }
             None => without(&path, &file, found),
         };
@@ -138,9 +146,9 @@ fn remove(mut files: Vec<(HostPath, FileRecord)>, found: &FoundState, plan: &mut
             Ok(action) => plan.actions.extend(action),
             Err(reason) => {
                 plan.notes.push(format!("{path} is not reverted: {reason}"));
-                if !matches!(reason, Obstacle::Foreign) {
+                if !matches!(reason, Kept::Foreign) {
                     is_needed |= is_configuration;
-                    plan.incomplete |= !matches!(reason, Obstacle::Pods(_));
+                    plan.incomplete |= !matches!(reason, Kept::Pods(_));
                     plan.record.files.insert(path, file);
                 }
             }
@@ -150,7 +158,7 @@ fn remove(mut files: Vec<(HostPath, FileRecord)>, found: &FoundState, plan: &mut
 
 /// Why a file is not removed.
 #[derive(Debug, thiserror::Error)]
-enum Obstacle {
+enum Kept {
     #[error("{0}")]
     Other(String),
     #[error("it belongs to another owner now")]
@@ -160,9 +168,9 @@ enum Obstacle {
 }
 
 /// Returns the action that removes what the installation wrote in a file; `None` if the file has nothing of it.
-fn without(path: &HostPath, record: &FileRecord, found: &FoundState) -> Result<Option<FileAction>, Obstacle> {
+fn without(path: &HostPath, record: &FileRecord, found: &FoundState) -> Result<Option<FileAction>, Kept> {
     let Some(file) = found.files.get(path) else { return Ok(None) };
-    let digests = file.digests(record).map_err(|why| Obstacle::Other(why.to_string()))?;
+    let digests = file.digests(record).map_err(|why| Kept::Other(why.to_string()))?;
     let is_intact = digests.iter().all(|digest| record.sha256.contains(digest));
     let list = || ConfList::parse(found.text(path)).ok();
     let kind = record.plugin.as_deref().unwrap_or_default();
@@ -175,21 +183,21 @@ fn without(path: &HostPath, record: &FileRecord, found: &FoundState) -> Result<O
         _ if is_intact || record.role == Role::OwnList && list().is_some_and(|list| list.is_own()) => Change::Remove,
         role => {
             return Err(match role {
-                Role::Entry => Obstacle::Other(format!(
+                Role::Entry => Kept::Other(format!(
                     "another process changed the entry of the plugin {kind:?} after the installation"
                 )),
-                Role::OwnList => Obstacle::Other(
+                Role::OwnList => Kept::Other(
                     "another process changed it after the installation; runtimes use it instead of the cluster network's \
                      list; delete it, and uninstall again"
                         .to_owned(),
                 ),
-                _ if is_foreign(path, role, file, found) => Obstacle::Foreign,
-                _ => Obstacle::Other("another process changed it after the installation".to_owned()),
+                _ if is_foreign(path, role, file, found) => Kept::Foreign,
+                _ => Kept::Other("another process changed it after the installation".to_owned()),
             });
         }
     };
     match found.needed_programs.get(path) {
-        Some(pods) => Err(Obstacle::Pods(pods.clone())),
+        Some(pods) => Err(Kept::Pods(pods.clone())),
         None => Ok(Some(found.action(path, record.role, change))),
     }
 }

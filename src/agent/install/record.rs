@@ -29,12 +29,6 @@ pub struct InstallRecord {
 }
 
 impl InstallRecord {
-    /// Whether nothing is installed.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.files.is_empty()
-    }
-
     /// Returns the files with this role.
     pub fn with_role(&self, role: Role) -> impl Iterator<Item = (&HostPath, &FileRecord)> {
         self.files.iter().filter(move |(_, file)| file.role == role)

@@ -131,11 +131,8 @@ fn parse_alone(mut keys: Map<String, Value>) -> Result<NetConf, InstallError> {
 }
 
 fn parse(conf: &Value) -> Result<NetConf, InstallError> {
-    NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, PROGRAM).map_err(refused)
-}
-
-fn refused(error: crate::cni::Error) -> InstallError {
-    InstallError::Configuration(error.to_string())
+    let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, PROGRAM);
+    conf.map_err(|error| InstallError::Configuration(error.to_string()))
 }
 
 /// The properties of a platform.

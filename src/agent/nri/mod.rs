@@ -1,21 +1,35 @@
 //! The agent as a plugin of the container runtime: the runtime reports each container before its first instruction
-//! (Node Resource Interface, NRI).
+//! (Node Resource Interface, NRI). Of its messages, the plugin has only the fields that it uses
+//! (github.com/containerd/nri, `pkg/api/api.proto`, 0.6 to 0.12). A field number never changes its meaning.
 
-mod messages;
 pub(crate) mod session;
 mod ttrpc;
 
 pub(super) use session::START_TIMEOUT;
 pub use session::run;
+
+use crate::cni::is_identifier;
+use prost::{DecodeError, Message};
+use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
 /// What the runtime reports, in the order in which it reports it.
 #[derive(Debug)]
 pub enum NriReport {
-    /// The result of the first attempt to register, and then each change of it.
-    Status(NriStatus),
-    /// All pods and containers of the node: before each [`NriStatus::Registered`].
-    Synchronized(Vec<NriPod>, Vec<NriContainer>),
+    /// The runtime reports no containers, with the cause and the next step: after the first attempt to register, and when
+    /// the cause changes.
+    Disconnected(String),
+    /// The runtime reports containers from now on.
+    Registered {
+        /// The name of the runtime, such as `containerd`.
+        runtime: String,
+        /// Its version.
+        version: String,
+        /// All pods of the node.
+        pods: Vec<NriPod>,
+        /// All containers of the node.
+        containers: Vec<NriContainer>,
+    },
     /// A container is about to start: its control group exists. The runtime delays the first instruction until the
     /// sender is used or dropped, for at most 1 s.
     Start(NriPod, NriContainer, oneshot::Sender<()>),
@@ -61,18 +75,138 @@ pub struct NriContainer {
     pub pid: u32,
 }
 
-/// Whether the runtime reports containers to this plugin.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NriStatus {
-    /// The runtime reports no containers, with the cause and the next step.
-    Disconnected(String),
-    /// The runtime reports containers.
-    Registered {
-        /// The name of the runtime, such as `containerd`.
-        runtime: String,
-        /// Its version.
-        version: String,
-    },
+/// The service of the runtime.
+const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
+/// The service of plugins.
+const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
+/// The label with a container's name, which the kubelet sets.
+const NAME_LABEL: &str = "io.kubernetes.container.name";
+/// The states of a container in which it runs. A paused container has sockets as well.
+const PAUSED: i32 = 2;
+const RUNNING: i32 = 3;
+/// The events that the plugin subscribes to: the number in the enumeration `Event`, and the method.
+const START: (i32, &str) = (6, "StartContainer");
+const STARTED: (i32, &str) = (7, "PostStartContainer");
+const STOPPED: (i32, &str) = (10, "StopContainer");
+const REMOVED: (i32, &str) = (11, "RemoveContainer");
+const EVENTS: [(i32, &str); 4] = [START, STARTED, STOPPED, REMOVED];
+/// The answer to `Configure` that subscribes to them: a bit for each.
+const SUBSCRIPTION: i32 = 1 << (START.0 - 1) | 1 << (STARTED.0 - 1) | 1 << (STOPPED.0 - 1) | 1 << (REMOVED.0 - 1);
+
+/// The argument of `RegisterPlugin`.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct RegisterPlugin {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    index: String,
+}
+
+/// The argument of `Configure`.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Configure {
+    #[prost(string, tag = "2")]
+    runtime: String,
+    #[prost(string, tag = "3")]
+    version: String,
+    /// How long the runtime waits for an answer, in milliseconds; 0 if it does not report this.
+    #[prost(int64, tag = "5")]
+    request_timeout: i64,
+}
+
+/// The answer to `Configure`, a bit for each event that the plugin subscribes to, and to `Synchronize`, 1 if it expects more.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Answer {
+    #[prost(int32, tag = "2")]
+    number: i32,
+}
+
+/// The argument of `Synchronize`. The runtime splits a list that exceeds the limit of a message, and sets `more` in each
+/// part except the last one.
+#[derive(Clone, PartialEq, Message)]
+struct Synchronize {
+    #[prost(message, repeated, tag = "1")]
+    pods: Vec<NriPod>,
+    #[prost(message, repeated, tag = "2")]
+    containers: Vec<Container>,
+    #[prost(bool, tag = "3")]
+    more: bool,
+}
+
+/// The argument of a method that reports one kind of events.
+#[derive(Clone, PartialEq, Message)]
+struct ContainerEvent {
+    #[prost(message, optional, tag = "1")]
+    pod: Option<NriPod>,
+    #[prost(message, optional, tag = "2")]
+    container: Option<Container>,
+}
+
+/// The argument of `StateChange`, which reports several kinds of events to plugins of NRI before 0.12.
+#[derive(Clone, PartialEq, Message)]
+struct StateChange {
+    #[prost(int32, tag = "1")]
+    event: i32,
+    #[prost(message, optional, tag = "2")]
+    pod: Option<NriPod>,
+    #[prost(message, optional, tag = "3")]
+    container: Option<Container>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Container {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(string, tag = "2")]
+    pod_id: String,
+    #[prost(string, tag = "3")]
+    name: String,
+    #[prost(int32, tag = "4")]
+    state: i32,
+    #[prost(btree_map = "string, string", tag = "5")]
+    labels: BTreeMap<String, String>,
+    #[prost(message, optional, tag = "11")]
+    linux: Option<LinuxContainer>,
+    #[prost(uint32, tag = "12")]
+    pid: u32,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct LinuxContainer {
+    #[prost(string, tag = "5")]
+    cgroups_path: String,
+}
+
+impl From<Container> for NriContainer {
+    fn from(container: Container) -> Self {
+        let Container { id, pod_id, name, state, mut labels, linux, pid } = container;
+        let name = if name.is_empty() { labels.remove(NAME_LABEL).unwrap_or_default() } else { name };
+        let cgroups_path = linux.unwrap_or_default().cgroups_path;
+        Self { id, pod_id, name, running: matches!(state, PAUSED | RUNNING), cgroups_path, pid }
+    }
+}
+
+/// Returns the event that a call reports; `None` if the method reports no events. There is no event if the plugin did not
+/// subscribe to it, or if an ID is not an identifier: IDs become parts of paths. The runtime waits for `answer` at a start.
+fn event(method: &str, message: &[u8], answer: oneshot::Sender<()>) -> Option<Result<Option<NriReport>, DecodeError>> {
+    let own = EVENTS.into_iter().find(|(_, name)| *name == method);
+    let decoded = match own {
+        Some(event) => ContainerEvent::decode(message).map(|it| (Some(event), it.pod, it.container)),
+        None if method == "StateChange" => StateChange::decode(message).map(|it| {
+            let event = EVENTS.into_iter().find(|(number, _)| *number == it.event);
+            (event, it.pod, it.container)
+        }),
+        None => return None,
+    };
+    Some(decoded.map(|(event, pod, container)| {
+        let (pod, container) = (pod.unwrap_or_default(), NriContainer::from(container.unwrap_or_default()));
+        match event.filter(|_| is_identifier(&pod.id) && is_identifier(&container.id))? {
+            START => Some(NriReport::Start(pod, container, answer)),
+            STARTED => Some(NriReport::Started(pod, container)),
+            STOPPED => Some(NriReport::Stopped(pod, container)),
+            _ => Some(NriReport::Removed(pod, container)),
+        }
+    }))
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Connects to the runtime's socket, and reconnects after each failure. One registration: the plugin's answers to the
 //! runtime, over any stream.
 
-use super::messages::{
-    Answer, Configure, PLUGIN_SERVICE, RUNTIME_SERVICE, RegisterPlugin, Synchronize, event, subscription,
-};
 use super::ttrpc::{
     self, Messages, OF_PLUGIN, OF_RUNTIME, REQUEST, RESPONSE, Request, Response, Status, UNIMPLEMENTED, short_text,
 };
-use super::{NriContainer, NriPod, NriReport, NriStatus};
+use super::{
+    Answer, Configure, NriContainer, NriPod, NriReport, PLUGIN_SERVICE, RUNTIME_SERVICE, RegisterPlugin, SUBSCRIPTION,
+    Synchronize, event,
+};
 use crate::backoff::Backoff;
 use crate::cni::is_identifier;
 use crate::trusted_file::{check, is_trusted};
@@ -15,7 +15,7 @@ use prost::{DecodeError, Message};
 use std::convert::Infallible;
 use std::fs;
 use std::io::ErrorKind;
-use std::mem::{replace, take};
+use std::mem::take;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -32,7 +32,7 @@ const INDEX: &str = "10";
 const REGISTRATION: u32 = 1;
 /// The timeout from the connection to the end of the registration. A runtime registers one plugin after the other, and
 /// waits 5 s for each.
-const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the start of a container waits, whatever the receiver of the reports does. The runtime starts no other
 /// container of the node meanwhile, and closes the connection after 2 s by default.
 pub(in crate::agent) const START_TIMEOUT: Duration = Duration::from_secs(1);
@@ -61,13 +61,11 @@ impl<'a> Session<'a> {
         Self { reports, configuration, listed: (Vec::new(), Vec::new()), synchronized: false }
     }
 
-    /// Registers, and answers calls until the connection fails. Returns the cause.
-    pub(crate) async fn serve(&mut self, reader: impl AsyncRead + Unpin, writer: impl AsyncWrite + Unpin) -> String {
-        let Err(cause) = self.exchange(reader, writer, Instant::now() + REGISTRATION_TIMEOUT).await;
-        cause
-    }
-
-    pub(super) async fn exchange(
+    /// Registers by `deadline`, and answers calls until the connection fails.
+    ///
+    /// # Errors
+    /// Always: the cause of the end.
+    pub(crate) async fn serve(
         &mut self,
         reader: impl AsyncRead + Unpin,
         mut writer: impl AsyncWrite + Unpin,
@@ -117,22 +115,22 @@ impl<'a> Session<'a> {
         writer: &mut (impl AsyncWrite + Unpin),
     ) -> Result<(), String> {
         let unknown = || Status { code: UNIMPLEMENTED, message: format!("unknown method {}", request.method) };
-        let (mut result, mut reports) = (Ok(Vec::new()), Vec::new());
+        let (mut result, mut report) = (Ok(Vec::new()), None);
         match request.method.as_str() {
             _ if request.service != PLUGIN_SERVICE => result = Err(unknown()),
             "Configure" => {
                 self.configuration = Configure::decode(&*request.payload).map_err(malformed)?;
-                result = Ok(subscription().encode_to_vec());
+                result = Ok(Answer { number: SUBSCRIPTION }.encode_to_vec());
             }
             "Synchronize" => {
                 let more = self.list(&request.payload)?;
                 result = Ok(Answer { number: more.into() }.encode_to_vec());
                 if !more {
-                    let (pods, containers) = take(&mut self.listed);
-                    reports.push(NriReport::Synchronized(pods, containers));
-                    let runtime = short_text(&self.configuration.runtime);
-                    let status = NriStatus::Registered { runtime, version: short_text(&self.configuration.version) };
-                    reports.extend((!replace(&mut self.synchronized, true)).then_some(NriReport::Status(status)));
+                    let ((pods, containers), Configure { runtime, version, .. }) =
+                        (take(&mut self.listed), &self.configuration);
+                    let (runtime, version) = (short_text(runtime), short_text(version));
+                    report = Some(NriReport::Registered { runtime, version, pods, containers });
+                    self.synchronized = true;
                 }
             }
             "Shutdown" => {}
@@ -140,7 +138,7 @@ impl<'a> Session<'a> {
                 let (answer, answered) = oneshot::channel();
                 match event(method, &request.payload, answer) {
                     Some(Ok(Some(start @ NriReport::Start(..)))) => self.wait_for(start, answered).await,
-                    Some(Ok(report)) => reports.extend(report),
+                    Some(Ok(event)) => report = event,
                     // With an error as the answer, containerd would not start the container.
                     Some(Err(error)) => tracing::warn!(
                         %error, "can't read an event of the container runtime; the container starts captured"
@@ -150,7 +148,7 @@ impl<'a> Session<'a> {
             }
         }
         send(writer, &ttrpc::response(stream, result)).await?;
-        for report in reports {
+        if let Some(report) = report {
             // Fails only if the receiver has ended, which ends the connection.
             let _ = self.reports.send(report).await;
         }
@@ -207,17 +205,15 @@ async fn reconnect(path: &Path, reports: &mpsc::Sender<NriReport>) {
     let (mut backoff, mut last) = (Backoff::new(MIN_BACKOFF, MAX_BACKOFF), String::new());
     loop {
         let mut session = Session::new(reports);
-        let cause = match connect(path).await {
-            Ok(mut stream) => {
-                let (reader, writer) = stream.split();
-                session.serve(reader, writer).await
-            }
-            Err(cause) => cause,
-        };
+        let Err(cause) = async {
+            let mut stream = connect(path).await?;
+            let (reader, writer) = stream.split();
+            session.serve(reader, writer, Instant::now() + REGISTRATION_TIMEOUT).await
+        }
+        .await;
         if session.synchronized || last != cause {
-            let status = NriStatus::Disconnected(format!("{}: {cause}", path.display()));
             // Fails only if the receiver has ended.
-            let _ = reports.send(NriReport::Status(status)).await;
+            let _ = reports.send(NriReport::Disconnected(format!("{}: {cause}", path.display()))).await;
             last = cause;
         }
         sleep(backoff.pause(Instant::now().into_std())).await;

@@ -2,9 +2,9 @@
 
 use super::pod_state::{Finding, PodState};
 use super::repair::{LOCK_TIMEOUT, add, check_deletable, older_connections};
-use super::settings::{RepairMode, Tools};
 use super::suspicion::{Cause, Suspicion, diagnose, suspect};
 use super::texts;
+use super::{RepairMode, Tools};
 use crate::agent::facts::ObservedPod;
 use crate::agent::install::Installed;
 use crate::cluster::Event;
@@ -46,18 +46,8 @@ pub(super) struct Pass<'a> {
     pub(super) sandbox: Option<&'a Sandbox>,
 }
 
-/// Why a pass failed.
-struct Failure {
-    error: Error,
-    /// Why the pod needed a repair, if that failed.
-    repair: Option<Cause>,
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Self { error, repair: None }
-    }
-}
+/// Why a pass failed, and why the pod needed a repair, if that failed.
+type Failure = (Error, Option<Cause>);
 
 impl Pass<'_> {
     /// Gives the pod the rules that an ADD would give it now, and checks whether it is in the ambient mesh.
@@ -71,7 +61,7 @@ impl Pass<'_> {
             (Some(sandbox), suspected) => {
                 let repair = suspected.and_then(|(_, suspicion)| diagnose(suspicion, None));
                 let repeated = self.repeat(sandbox, (suspected.is_some(), repair), state);
-                repeated.map(Some).map_err(|error| Failure { error, repair })
+                repeated.map(Some).map_err(|error| (error, repair))
             }
             (None, Some((installed, suspicion))) => self.repair(installed, suspicion, state).map(|()| None),
             (None, None) => {
@@ -79,13 +69,13 @@ impl Pass<'_> {
                 Ok(None)
             }
         };
-        match checked.and_then(|netns| Ok(self.check_ambient(netns, state)?)) {
+        match checked.and_then(|netns| self.check_ambient(netns, state).map_err(|error| (error, None))) {
             Ok(()) => state.succeed(),
             Err(failure) => self.fail(failure, state),
         }
     }
 
-    fn fail(&self, Failure { error, repair }: Failure, state: &mut PodState) {
+    fn fail(&self, (error, repair): Failure, state: &mut PodState) {
         let (Tools { settings, metrics, .. }, now) = (self.tools, self.now());
         let lasts = state.fail(&error, &self.observed.full_name(), now);
         if let Some(cause) = repair.filter(|_| settings.repair != RepairMode::Off) {
@@ -132,7 +122,7 @@ impl Pass<'_> {
         if evaluates && is_meshed {
             self.report_absent(&repeated, state);
             if !std::mem::replace(&mut state.unguarded, repeated.unguarded) && repeated.unguarded {
-                state.report(texts::unguarded());
+                state.events.push(texts::unguarded());
             }
         }
         if let Some(rejected) = repeated.rejected {
@@ -143,7 +133,7 @@ impl Pass<'_> {
         }
         if !repeated.change.is_empty() {
             metrics.count("policy_changes", [("result", "applied")]);
-            state.report(texts::changed(&repeated.change));
+            state.events.push(texts::changed(&repeated.change));
         } else if repeated.has_committed {
             metrics.count("drift", []);
             let older = || older_connections(self.observed, &sandbox.container_id, &repeated.netns);
@@ -183,7 +173,7 @@ impl Pass<'_> {
         }
         if state.absent != absent && !absent.is_empty() {
             self.tools.metrics.count("policy_changes", [("result", "rejected")]);
-            state.report(Event { warning: true, reason: "DetourPolicyRejected".into(), message: absent.clone() });
+            state.events.push(Event { warning: true, reason: "DetourPolicyRejected".into(), message: absent.clone() });
         }
         state.absent = absent;
     }
@@ -236,7 +226,7 @@ impl Pass<'_> {
         }
         let Some(cause) = cause.filter(|_| mode != RepairMode::Off) else {
             state.suspected_since = None;
-            return Ok(looked.map(drop)?);
+            return looked.map(drop).map_err(|error| (error, None));
         };
         let since = *state.suspected_since.get_or_insert(now);
         let grace = if mode == RepairMode::InPlace { GRACE } else { GRACE_BEFORE_DELETION };
@@ -244,7 +234,7 @@ impl Pass<'_> {
             state.due = Some(since + grace);
             return Ok(());
         }
-        let failed = |error| Failure { error, repair: Some(cause) };
+        let failed = |error| (error, Some(cause));
         if mode == RepairMode::InPlace {
             let added = looked.and_then(|looked| add(self.observed, (installed, suspicion), looked));
             let older = added.map_err(failed)?;
@@ -269,7 +259,7 @@ impl Pass<'_> {
 
     fn report_repaired(&self, mode: RepairMode, event: Event, state: &mut PodState) {
         self.tools.metrics.count("repairs", [("type", mode.name()), ("result", "done")]);
-        state.report(event);
+        state.events.push(event);
     }
 
     /// Finds the pod's network namespace, and reads its state.

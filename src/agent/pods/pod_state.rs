@@ -157,11 +157,6 @@ impl PodState {
         self.finding.as_ref().is_some_and(|(finding, _)| *finding == wanted)
     }
 
-    /// Reports a change.
-    pub(super) fn report(&mut self, event: Event) {
-        self.events.push(event);
-    }
-
     /// Reports a state that lasts, at most once per hour. Returns whether it is reported now.
     pub(super) fn report_hourly(&mut self, event: Event, now: Instant) -> bool {
         let last = self.reported.get(&*event.reason);

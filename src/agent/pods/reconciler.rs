@@ -2,15 +2,15 @@
 
 use super::pass::{INTERVAL, Pass};
 use super::pod_state::{Finding, MIN_INTERVAL, PodState};
-use super::settings::{PodSettings, Tools};
 use super::suspicion::Cause;
 use super::texts;
+use super::{PodSettings, Tools};
 use crate::agent::facts::{ObservedPod, SharedFacts};
 use crate::agent::install::{Installed, NodeFiles};
 use crate::agent::metrics::Metrics;
 use crate::agent::pod_reports::PodReports;
 use crate::cgroup;
-use crate::cluster::agent::{MAX_FINDINGS, PodFinding, PoliciesReport};
+use crate::cluster::agent::{MAX_FINDINGS, PodFinding, PoliciesReport, PolicyCounts};
 use crate::cluster::{Api, Event};
 use crate::host_path::{HostPath, HostRoot};
 use crate::plugin::running::{self, Sandboxes};
@@ -263,7 +263,7 @@ impl PodReconciler {
         };
         let result = match account.delete(&pod.observed.pod, &pod.observed.resource_version).await {
             Ok(()) => {
-                pod.state.report(texts::deleted(cause));
+                pod.state.events.push(texts::deleted(cause));
                 "done"
             }
             Err(error) => {
@@ -339,7 +339,7 @@ impl PodReconciler {
         }
         let [current, rejected, failed, none, outside] = counts;
         self.tools.metrics.pods(counts);
-        Some(PoliciesReport { current, rejected, failed, none, outside, ..report })
+        Some(PoliciesReport { counts: PolicyCounts { current, rejected, failed, none, outside }, ..report })
     }
 
     /// Returns a report without pods.

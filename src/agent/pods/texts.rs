@@ -11,10 +11,13 @@ use crate::sub_plugins::UNGUARDED;
 /// The maximum length of a message in bytes.
 const MAX_MESSAGE: usize = 1024;
 
+fn warning(reason: &'static str, message: String) -> Event {
+    Event { warning: true, reason: reason.into(), message }
+}
+
 /// Returns the Event for a pod whose rules can't be checked or changed.
 pub(super) fn failed(error: &Error) -> Event {
-    let message = format!("the pod's rules are neither checked nor changed: {error}");
-    Event { warning: true, reason: "DetourRulesUnreadable".into(), message }
+    warning("DetourRulesUnreadable", format!("the pod's rules are neither checked nor changed: {error}"))
 }
 
 /// Returns the Event for a pod whose rules were created or restored, with the number of older connections that bypass the
@@ -30,23 +33,22 @@ pub(super) fn repaired(cause: Cause, older: usize) -> Event {
         "new connections are captured again: {cause}; {older} TCP {connections} that existed before still {bypass} the \
          sidecar until {they}; recreate the pod to capture them"
     );
-    Event { warning: true, reason: "DetourRepaired".into(), message }
+    warning("DetourRepaired", message)
 }
 
 /// Returns the Event for a pod that was deleted.
 pub(super) fn deleted(cause: Cause) -> Event {
-    let message = format!("deleted, so that a new pod is redirected: {cause}");
-    Event { warning: true, reason: "DetourDeleted".into(), message }
+    warning("DetourDeleted", format!("deleted, so that a new pod is redirected: {cause}"))
 }
 
 /// Returns the Event for a repair that failed.
 pub(super) fn repair_failed(cause: Cause, why: &str) -> Event {
-    Event { warning: true, reason: "DetourRepairFailed".into(), message: format!("repair failed: {cause}; {why}") }
+    warning("DetourRepairFailed", format!("repair failed: {cause}; {why}"))
 }
 
 /// Returns the Event for a pod that has no guard because of istio-init.
 pub(super) fn unguarded() -> Event {
-    Event { warning: true, reason: "DetourNotGuarded".into(), message: UNGUARDED.to_owned() }
+    warning("DetourNotGuarded", UNGUARDED.to_owned())
 }
 
 /// Returns the Event for packets that a pod's guard has rejected.
@@ -56,7 +58,7 @@ pub(super) fn rejected(rejected: Rejected, pod: &Pod) -> Event {
          detour doctor -n {} {} tells whether it is in place now",
         pod.namespace, pod.name
     );
-    Event { warning: true, reason: "DetourGuardRejected".into(), message }
+    warning("DetourGuardRejected", message)
 }
 
 /// Returns the Event for a pod that is enrolled in the ambient mesh and outside of it.
@@ -65,7 +67,7 @@ pub(super) fn outside_mesh(lacking: &str) -> Event {
         "enrolled in the ambient mesh, but outside of it for a minute: its network namespace lacks {lacking}; see the \
          istio-cni and ztunnel pods of its node, or recreate the pod"
     );
-    Event { warning: true, reason: "DetourOutsideMesh".into(), message }
+    warning("DetourOutsideMesh", message)
 }
 
 /// Returns the Event for a change of the policy.

@@ -6,7 +6,7 @@
 //! place for [`HOLD_TIME`]: a process that owns the directory (Cilium with `cni.exclusive=true`) reverts it within
 //! milliseconds, but not at once.
 
-use crate::agent::install::InstallPlan;
+use crate::agent::install::{InstallPlan, Obstacle};
 use crate::agent::metrics::Metrics;
 use crate::cluster::Event;
 use std::time::{Duration, Instant};
@@ -18,26 +18,6 @@ const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// The pause after the own list followed its source, which limits the load while another process keeps writing that.
 const FOLLOW_DELAY: Duration = Duration::from_millis(50);
 
-/// The result of one iteration.
-pub(super) enum Iteration {
-    /// This plan was applied. Without actions, everything was in place.
-    Installed(Box<InstallPlan>),
-    /// The plugin is not installed or not called, as the text describes.
-    Obstructed(Obstacle, String),
-}
-
-/// Why the plugin is not installed or not called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Obstacle {
-    Failed,
-    /// The installation on the node belongs to another DaemonSet.
-    Occupied,
-    /// Something is missing that another tool must provide.
-    Waits,
-    /// Multus skips its auxiliary chain because of another tool's file.
-    ChainSkipped,
-}
-
 /// The consequence of an iteration for the node's readiness.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
@@ -48,86 +28,75 @@ pub(super) enum Readiness {
     Not(String),
 }
 
-impl Iteration {
-    /// Returns the readiness of the node, the delay before the next iteration, and whether to ignore events until then.
-    pub(super) fn assess(&self, stability: &mut Stability, now: Instant) -> (Readiness, Duration, bool) {
-        let plan = match self {
-            Self::Installed(plan) => plan,
-            Self::Obstructed(obstacle, reason) => {
-                stability.incomplete();
-                return (Readiness::Not(reason.clone()), RETRY_DELAY, *obstacle == Obstacle::Failed);
-            }
-        };
-        let has_changed = !plan.actions.is_empty();
-        let is_repair = has_changed && !plan.follows;
-        let left = if is_repair { stability.repaired() } else { stability.in_place(now) };
-        let delay = match has_changed {
-            true if plan.follows => FOLLOW_DELAY,
-            false if left.is_zero() => RESYNC_INTERVAL,
-            _ => left,
-        };
-        if let Some(missing) = plan.unmet() {
-            stability.incomplete();
-            return (Readiness::Not(missing), delay, has_changed);
-        }
-        let readiness = match plan.lacks {
-            _ if is_repair && stability.is_contested() => Readiness::Not(contested(plan, stability)),
-            Some(_) => {
-                // Everything that can be installed is in place.
-                stability.ready = false;
-                return (Readiness::Not(state(plan)), delay.min(RETRY_DELAY), has_changed);
-            }
-            None if stability.ready => Readiness::Ready,
-            None => Readiness::Confirming,
-        };
-        (readiness, delay, has_changed)
+/// Returns the readiness of the node after a plan, the delay before the next iteration, and whether to ignore events until
+/// then.
+pub(super) fn assess(plan: &InstallPlan, stability: &mut Stability, now: Instant) -> (Readiness, Duration, bool) {
+    let has_changed = !plan.actions.is_empty();
+    let is_repair = has_changed && !plan.follows;
+    if let Some((obstacle, _)) = &plan.obstacle {
+        let delay = if is_repair { stability.repaired() } else { RETRY_DELAY };
+        stability.incomplete();
+        return (Readiness::Not(state(plan)), delay, is_repair || *obstacle == Obstacle::Failed);
     }
-
-    /// Returns whether the node needs no taint; `None` if the taint does not change: an agent that has just replaced the
-    /// program, as in an upgrade, does not know yet.
-    pub(super) fn taint_decision(&self, readiness: &Readiness) -> Option<bool> {
-        match (self, readiness) {
-            (Self::Obstructed(Obstacle::Occupied, _), _) | (_, Readiness::Confirming) => None,
-            (_, Readiness::Ready) => Some(true),
-            (_, Readiness::Not(_)) => Some(false),
+    let left = if is_repair { stability.repaired() } else { stability.in_place(now) };
+    let delay = match has_changed {
+        true if plan.follows => FOLLOW_DELAY,
+        false if left.is_zero() => RESYNC_INTERVAL,
+        _ => left,
+    };
+    let readiness = match plan.lacks {
+        _ if is_repair && stability.is_contested() => Readiness::Not(contested(plan, stability)),
+        Some(_) => {
+            // Everything that can be installed is in place.
+            stability.ready = false;
+            return (Readiness::Not(state(plan)), delay.min(RETRY_DELAY), has_changed);
         }
-    }
+        None if stability.ready => Readiness::Ready,
+        None => Readiness::Confirming,
+    };
+    (readiness, delay, has_changed)
+}
 
-    pub(super) fn count(&self, metrics: &Metrics, readiness: &Readiness) {
-        metrics.set("install_ready", [], *readiness == Readiness::Ready);
-        match self {
-            Self::Installed(plan) if !plan.actions.is_empty() && !plan.follows => {
-                metrics.count("installs", [("result", "done")])
-            }
-            Self::Obstructed(Obstacle::Failed | Obstacle::Occupied, _) => {
-                metrics.count("installs", [("result", "failed")])
-            }
-            _ => {}
-        }
-    }
-
-    /// Returns the Event for a rejected configuration, for another reason that prevents the installation, or for Multus's
-    /// auxiliary chain that Multus skips.
-    pub(super) fn event(&self, rejected: Option<&str>) -> Option<Event> {
-        let (reason, message) = match (rejected, self) {
-            (Some(message), _) => ("DetourConfigurationRejected", message.to_owned()),
-            (None, Self::Obstructed(Obstacle::Waits, _)) => return None,
-            (None, Self::Obstructed(Obstacle::ChainSkipped, message)) => ("DetourChainSkipped", message.clone()),
-            (None, Self::Obstructed(_, message)) => ("DetourNotInstalled", message.clone()),
-            (None, Self::Installed(plan)) if plan.lacks.is_some() => ("DetourNotInstalled", state(plan)),
-            (None, Self::Installed(_)) => return None,
-        };
-        Some(Event { warning: true, reason: reason.into(), message })
+/// Returns whether the node needs no taint; `None` if the taint does not change: an agent that has just replaced the
+/// program, as in an upgrade, does not know yet.
+pub(super) fn taint_decision(plan: &InstallPlan, readiness: &Readiness) -> Option<bool> {
+    match (&plan.obstacle, readiness) {
+        (Some((Obstacle::Occupied, _)), _) | (_, Readiness::Confirming) => None,
+        (_, Readiness::Ready) => Some(true),
+        (_, Readiness::Not(_)) => Some(false),
     }
 }
 
-/// Returns the state of a node after a plan without obstacle, with the notes of the plan.
+pub(super) fn count(plan: &InstallPlan, metrics: &Metrics, readiness: &Readiness) {
+    metrics.set("install_ready", [], *readiness == Readiness::Ready);
+    match &plan.obstacle {
+        Some((Obstacle::Failed | Obstacle::Occupied, _)) => metrics.count("installs", [("result", "failed")]),
+        _ if !plan.actions.is_empty() && !plan.follows => metrics.count("installs", [("result", "done")]),
+        _ => {}
+    }
+}
+
+/// Returns the Event for a rejected configuration, for another reason that prevents the installation, or for Multus's
+/// auxiliary chain that Multus skips.
+pub(super) fn event(plan: &InstallPlan, rejected: Option<&str>) -> Option<Event> {
+    let (reason, message) = match (rejected, &plan.obstacle) {
+        (Some(message), _) => ("DetourConfigurationRejected", message.to_owned()),
+        (None, Some((Obstacle::Waits, _))) => return None,
+        (None, Some((Obstacle::ChainSkipped, _))) => ("DetourChainSkipped", state(plan)),
+        (None, Some(_)) => ("DetourNotInstalled", state(plan)),
+        (None, None) if plan.lacks.is_some() => ("DetourNotInstalled", state(plan)),
+        (None, None) => return None,
+    };
+    Some(Event { warning: true, reason: reason.into(), message })
+}
+
+/// Returns the state of a node after a plan, with the notes of the plan.
 fn state(plan: &InstallPlan) -> String {
-    let lacking = plan.lacks.as_ref().map(|lacking| format!("missing: {lacking}"));
-    with_notes(lacking.unwrap_or_else(|| "the node has the desired state".to_owned()), plan)
-}
-
-pub(super) fn with_notes(state: String, plan: &InstallPlan) -> String {
+    let state = match (plan.unmet(), &plan.lacks) {
+        (Some(unmet), _) => unmet.to_owned(),
+        (None, Some(lacking)) => format!("missing: {lacking}"),
+        (None, None) => "the node has the desired state".to_owned(),
+    };
     [&[state], plan.notes.as_slice()].concat().join("; ")
 }
 
@@ -249,34 +218,30 @@ impl LastLogged {
 
     /// Logs each applied action, each new state, and when the node becomes ready. That the own list follows its source is
     /// logged once in [`HOLD_TIME`].
-    pub(super) fn iteration(&mut self, iteration: &Iteration, readiness: &Readiness, delay: Duration) {
-        match iteration {
-            Iteration::Installed(plan) if plan.follows => {
-                if self.followed.is_none_or(|logged| logged.elapsed() > HOLD_TIME) {
-                    let actions = plan.actions.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-                    tracing::info!("the cluster network's configuration list changed: {actions}");
-                    self.followed = Some(Instant::now());
-                }
-                return;
+    pub(super) fn iteration(&mut self, plan: &InstallPlan, readiness: &Readiness, delay: Duration) {
+        if plan.follows {
+            if self.followed.is_none_or(|logged| logged.elapsed() > HOLD_TIME) {
+                let actions = plan.actions.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+                tracing::info!("the cluster network's configuration list changed: {actions}");
+                self.followed = Some(Instant::now());
             }
-            Iteration::Installed(plan) if !plan.actions.is_empty() => {
-                self.state.clear();
-                plan.actions.iter().for_each(|action| tracing::info!("{action}"));
-                if let (Readiness::Not(reason), None) = (readiness, plan.unmet()) {
-                    tracing::warn!("{reason}; next check in {} s", delay.as_secs());
-                }
+            return;
+        }
+        let state = state(plan);
+        if !plan.actions.is_empty() {
+            self.state.clear();
+            plan.actions.iter().for_each(|action| tracing::info!("{action}"));
+        }
+        match (&plan.obstacle, readiness) {
+            (None, Readiness::Not(reason)) if !plan.actions.is_empty() => {
+                tracing::warn!("{reason}; next check in {} s", delay.as_secs());
             }
-            Iteration::Installed(plan) => {
-                let state = state(plan);
-                match plan.lacks {
-                    _ if !is_new(&mut self.state, &state) => {}
-                    Some(_) => tracing::warn!("{state}"),
-                    None => tracing::info!("{state}"),
-                }
-            }
-            Iteration::Obstructed(_, state) if !is_new(&mut self.state, state) => {}
-            Iteration::Obstructed(Obstacle::Waits, state) => tracing::warn!("{state}"),
-            Iteration::Obstructed(_, state) => tracing::error!("{state}"),
+            (None, _) if !plan.actions.is_empty() => {}
+            _ if !is_new(&mut self.state, &state) => {}
+            (Some((Obstacle::Waits, _)), _) => tracing::warn!("{state}"),
+            (Some(_), _) => tracing::error!("{state}"),
+            (None, _) if plan.lacks.is_some() => tracing::warn!("{state}"),
+            (None, _) => tracing::info!("{state}"),
         }
         let ready = *readiness == Readiness::Ready;
         if ready && !self.ready {
@@ -292,45 +257,43 @@ mod tests {
     use crate::agent::install::{Change, FileAction, HostPath, Role};
 
     /// Returns the decision about the taint and the text of `/readyz`.
-    fn assessed(iteration: &Iteration, stability: &mut Stability, now: Instant) -> (Option<bool>, Option<String>) {
-        let (readiness, ..) = iteration.assess(stability, now);
-        (iteration.taint_decision(&readiness), readiness.obstacle())
+    fn assessed(plan: &InstallPlan, stability: &mut Stability, now: Instant) -> (Option<bool>, Option<String>) {
+        let (readiness, ..) = assess(plan, stability, now);
+        (taint_decision(plan, &readiness), readiness.obstacle())
     }
 
     #[test]
     fn the_taint_is_removed_from_a_ready_node_and_added_to_one_that_is_not_ready() {
-        let (now, settled) = (Instant::now(), || Iteration::Installed(Box::default()));
+        let (now, settled) = (Instant::now(), InstallPlan::default);
         let change = Change::Text(String::new(), 0);
         let action = FileAction { path: HostPath::new("/a").expect("a path"), role: Role::Entry, change, before: None };
         let repair = InstallPlan { actions: vec![action], ..InstallPlan::default() };
-        let repaired = || Iteration::Installed(Box::new(repair.clone()));
+        let repaired = || repair.clone();
         let fresh = &mut Stability::default();
-        for iteration in [repaired(), settled()] {
-            let (taint, obstacle) = assessed(&iteration, fresh, now);
+        for plan in [repaired(), settled()] {
+            let (taint, obstacle) = assessed(&plan, fresh, now);
             let is_confirming = obstacle.is_some_and(|obstacle| obstacle.contains("not yet confirmed"));
             assert!(taint.is_none() && is_confirming, "the taint is unchanged");
         }
         assert_eq!(assessed(&settled(), fresh, now + HOLD_TIME), (Some(true), None));
         assert_eq!(assessed(&repaired(), fresh, now), (Some(true), None), "one repair changes nothing");
         for obstacle in [Obstacle::Waits, Obstacle::Failed] {
-            let iteration = Iteration::Obstructed(obstacle, "reason".into());
-            assert_eq!(assessed(&iteration, fresh, now), (Some(false), Some("reason".into())));
+            let plan = InstallPlan::impossible(obstacle, "reason".into());
+            assert_eq!(assessed(&plan, fresh, now), (Some(false), Some("reason".into())));
         }
-        let missing = InstallPlan { waits_for: Some("a list".into()), ..repair.clone() };
-        assert_eq!(
-            assessed(&Iteration::Installed(Box::new(missing)), fresh, now),
-            (Some(false), Some("missing: a list".into()))
-        );
+        let occupied = InstallPlan::impossible(Obstacle::Occupied, "reason".into());
+        assert_eq!(assessed(&occupied, fresh, now), (None, Some("reason".into())));
+        let missing = InstallPlan { obstacle: Some((Obstacle::Waits, "missing: a list".into())), ..repair.clone() };
+        assert_eq!(assessed(&missing, fresh, now), (Some(false), Some("missing: a list".into())));
         let lacking = InstallPlan { lacks: Some("a token".into()), ..InstallPlan::default() };
         let restored = InstallPlan { actions: repair.actions.clone(), ..lacking.clone() };
         let (without, not_ready) = (&mut Stability::default(), (Some(false), Some("missing: a token".to_owned())));
         for round in 0..5 {
             for plan in [&restored, &InstallPlan { follows: true, ..restored.clone() }, &lacking] {
-                let iteration = Iteration::Installed(Box::new(plan.clone()));
-                assert_eq!(assessed(&iteration, without, now + 2 * round * HOLD_TIME), not_ready);
+                assert_eq!(assessed(plan, without, now + 2 * round * HOLD_TIME), not_ready);
             }
             let held = now + (2 * round + 1) * HOLD_TIME;
-            assert_eq!(assessed(&Iteration::Installed(Box::new(lacking.clone())), without, held), not_ready);
+            assert_eq!(assessed(&lacking, without, held), not_ready);
             assert_eq!(without.repairs, 0, "the files stay in place, so the next repair is not delayed");
         }
         let contested = &mut Stability::default();

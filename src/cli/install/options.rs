@@ -2,7 +2,7 @@
 //! describe.
 
 use super::PROGRAM_FILE;
-use crate::cli::cluster::{NodeArguments, own_kubeconfig};
+use crate::cli::cluster::{NodeArguments, own_kubeconfig, variable};
 use crate::cli::output::CommandError;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{ArgAction, Args};
@@ -170,15 +170,15 @@ impl InstallOptions {
         // Each configuration with its network and its file; that of the cluster network's list has none.
         let mut configurations = Vec::new();
         let mut list = None;
+        let has_file = !is_chained && given.attachments.is_empty() && !only_in_chain;
+        let network = given.network(has_file)?;
         if is_chained {
             let (dir, file) = (conf_dir.clone(), self.conf_name.clone());
             list = Some(ListEntry { dir, file, value: entry.listed()?, own_list: self.own_list });
-            configurations.push((given.network(false)?, None, entry.clone()));
-        } else if given.attachments.is_empty() && !only_in_chain {
+            configurations.push((network, None, entry.clone()));
+        } else if has_file {
             let name = self.conf_name.as_deref().unwrap_or("istio-cni.conf");
-            configurations.push((given.network(true)?, Some(conf_dir.join(name)), entry.clone()));
-        } else {
-            given.network(false)?;
+            configurations.push((network, Some(conf_dir.join(name)), entry.clone()));
         }
         let attachment_dir = if is_chained { HostPath::root().join(ATTACHMENT_DIRECTORY) } else { conf_dir };
         let uses_entry = is_chained || given.attachments.is_empty() || self.multus_chain.is_some();
@@ -222,6 +222,7 @@ impl InstallOptions {
             entry: list,
             multus_chain: self.multus_chain.clone(),
             expired: None,
+            rejected: None,
         })
     }
 
@@ -346,14 +347,14 @@ impl InstallOptions {
         self.api_server.clone().or_else(in_pod)
     }
 
-    /// Returns the service account for this process's own API requests; `purpose` is for the error message.
-    pub(in crate::cli) fn account_for(&self, purpose: &str) -> Result<Api> {
-        let server = self.server().with_context(|| {
-            format!(
-                "{purpose}: unknown API server; outside of a pod, add --api-server URL and --service-account DIR in place \
-                 of --kubeconfig"
-            )
-        })?;
+    /// Returns the service account for this process's own API requests.
+    ///
+    /// # Errors
+    /// The API server is unknown.
+    pub(in crate::cli) fn account(&self) -> Result<Api, &'static str> {
+        let server = self.server().ok_or(
+            "unknown API server; outside of a pod, add --api-server URL and --service-account DIR in place of --kubeconfig",
+        )?;
         Ok(Api::of_account(server, self.service_account.clone()))
     }
 
@@ -365,7 +366,7 @@ impl InstallOptions {
 
 /// Returns the namespace of the agent's pods.
 pub(in crate::cli) fn agent_namespace() -> Option<String> {
-    env::var("POD_NAMESPACE").ok().filter(|namespace| !namespace.is_empty())
+    variable("POD_NAMESPACE")
 }
 
 /// The administrator's keys of the plugin's configurations.

@@ -3,22 +3,22 @@
 use clap::Args;
 use detour_cni::cluster::{Definition, DefinitionQuery, Definitions, Lookup, objects};
 use detour_cni::cni::{Code, Error};
-use detour_cni::inspect::{AgentOutput, AgentPod, ProgramOutput, run_program};
+use detour_cni::inspect::{AgentPod, ProgramOutput, run_program};
 use detour_cni::pod::Facts;
 use serde_json::{Value, json};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+use std::{iter, thread};
 
 /// The maximum output of a command in an agent's container, in bytes.
 const MAX_OUTPUT: u64 = 16 << 20;
 /// In how many agents a command runs at the same time.
 const PARALLEL: usize = 16;
 /// The label of the agents' pods and DaemonSets in the manifests of all versions; agents of other products may have it too.
-const AGENT_LABEL: &str = "--selector=app.kubernetes.io/component=agent";
+pub(super) const AGENT_LABEL: &str = "--selector=app.kubernetes.io/component=agent";
 /// The container of the agent in its pod.
 const CONTAINER: &str = "agent";
 const DEFINITIONS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
@@ -36,7 +36,7 @@ pub(in crate::cli) struct Kubectl {
     context: Option<String>,
     /// Namespace of the agents' pods [default: all namespaces]
     #[arg(long, value_name = "NAMESPACE", global = true)]
-    agent_namespace: Option<String>,
+    pub(super) agent_namespace: Option<String>,
 }
 
 impl Kubectl {
@@ -63,7 +63,10 @@ impl Kubectl {
     }
 
     /// Returns the objects that `kubectl get` finds; none if the named object does not exist.
-    fn get(&self, what: &str, namespace: Option<&str>, selectors: &[&str]) -> Result<Vec<Value>, Error> {
+    ///
+    /// # Errors
+    /// kubectl fails.
+    pub(super) fn get(&self, what: &str, namespace: Option<&str>, selectors: &[&str]) -> Result<Vec<Value>, Error> {
         let namespace = namespace.map(|name| format!("--namespace={name}"));
         let flags = ["get", "--output=json", "--ignore-not-found", "--request-timeout=30s"].into_iter();
         let flags = flags.chain(namespace.as_deref()).chain(selectors.iter().copied()).chain(["--", what]);
@@ -79,7 +82,10 @@ impl Kubectl {
     }
 
     /// Returns the objects in one or all namespaces.
-    fn list(&self, what: &str, namespace: Option<&str>, selectors: &[&str]) -> Result<Vec<Value>, Error> {
+    ///
+    /// # Errors
+    /// kubectl fails.
+    pub(super) fn list(&self, what: &str, namespace: Option<&str>, selectors: &[&str]) -> Result<Vec<Value>, Error> {
         let all = namespace.is_none().then_some("--all-namespaces");
         self.get(what, namespace, &all.into_iter().chain(selectors.iter().copied()).collect::<Vec<_>>())
     }
@@ -138,61 +144,27 @@ impl Kubectl {
         Ok(agents)
     }
 
-    /// Returns the DaemonSets of agents, and perhaps those of other products.
-    ///
-    /// # Errors
-    /// kubectl fails.
-    pub(super) fn daemon_sets(&self) -> Result<Vec<Value>, Error> {
-        self.list("daemonsets.apps", self.agent_namespace.as_deref(), &[AGENT_LABEL])
-    }
-
-    /// Returns the nodes that these flags of kubectl select.
-    ///
-    /// # Errors
-    /// kubectl fails.
-    pub(super) fn nodes(&self, selectors: &[&str]) -> Result<Vec<Value>, Error> {
-        self.get("nodes", None, selectors)
-    }
-
-    /// Returns the pods on a node that have not ended, in one or all namespaces.
-    ///
-    /// # Errors
-    /// kubectl fails.
-    pub(super) fn pods_of_node(&self, node: &str, namespace: Option<&str>) -> Result<Vec<Value>, Error> {
-        let selector = format!("--field-selector=spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed");
-        self.list("pods", namespace, &[&selector])
-    }
-
-    /// Runs a command in all these agents. Returns the output of each, or the error.
-    pub(super) fn run_in_all(
+    /// Runs a command in all these agents. Returns them in any order, each with the output or the error.
+    pub(super) fn run_in_all<'a>(
         &self,
-        agents: &[&AgentPod],
+        agents: &[&'a AgentPod],
         words: &[&str],
         timeout: Duration,
-    ) -> Vec<Result<AgentOutput, String>> {
-        let next = AtomicUsize::new(0);
-        let outputs: Vec<OnceLock<_>> = agents.iter().map(|_| OnceLock::new()).collect();
+    ) -> Vec<(&'a AgentPod, Result<ProgramOutput, String>)> {
+        let queue = Mutex::new(agents.iter());
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let run = || iter::from_fn(next).map(|agent| (*agent, self.run_in(agent, words, timeout))).collect::<Vec<_>>();
         thread::scope(|scope| {
-            for _ in 0..agents.len().min(PARALLEL) {
-                scope.spawn(|| {
-                    while let Some((agent, output)) = {
-                        let index = next.fetch_add(1, Ordering::Relaxed);
-                        agents.get(index).zip(outputs.get(index))
-                    } {
-                        output.get_or_init(|| self.run_in(agent, words, timeout));
-                    }
-                });
-            }
-        });
-        let none = || Err("no result".to_owned());
-        outputs.into_iter().map(|output| output.into_inner().unwrap_or_else(none)).collect()
+            let running: Vec<_> = (0..agents.len().min(PARALLEL)).map(|_| scope.spawn(run)).collect();
+            running.into_iter().flat_map(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        })
     }
 
     /// Runs a command in the agent's container.
     ///
     /// # Errors
     /// The container is not running, kubectl fails, or the command does not end in time.
-    pub(super) fn run_in(&self, agent: &AgentPod, words: &[&str], timeout: Duration) -> Result<AgentOutput, String> {
+    pub(super) fn run_in(&self, agent: &AgentPod, words: &[&str], timeout: Duration) -> Result<ProgramOutput, String> {
         let AgentPod { object, stopped, .. } = agent;
         let failed = |why: &str| format!("pod {object}: container {CONTAINER}: {why}");
         if let Some(reason) = stopped {
@@ -220,28 +192,30 @@ impl Definitions for Kubectl {
 }
 
 /// Runs `kubectl exec` until `timeout`.
-fn run(mut command: Command, timeout: Duration) -> Result<AgentOutput, String> {
-    let ProgramOutput { stdout, stderr, status } = run_program(&mut command, MAX_OUTPUT, timeout)?;
-    if [&stdout, &stderr].iter().any(|stream| stream.len() as u64 > MAX_OUTPUT) {
+fn run(mut command: Command, timeout: Duration) -> Result<ProgramOutput, String> {
+    let mut output = run_program(&mut command, MAX_OUTPUT, timeout)?;
+    if [&output.stdout, &output.stderr].iter().any(|stream| stream.len() as u64 > MAX_OUTPUT) {
         return Err(format!("output: expected at most {MAX_OUTPUT} bytes, got more"));
     }
-    let mut stderr = String::from_utf8_lossy(&stderr).into_owned();
-    let Some(code) = status.code().and_then(|code| u8::try_from(code).ok()) else { return Err(status.to_string()) };
+    let code = output.status.code().ok_or_else(|| output.status.to_string())?;
     if code != 0 {
         // kubectl writes this line if the command ran, and exits with the command's code (kubectl, `cmd/util`, `checkErr`).
-        let Some(rest) = stderr.strip_suffix(&format!("command terminated with exit code {code}\n")) else {
-            return Err(format!("kubectl exec: {}", stderr.trim()));
+        let line = format!("command terminated with exit code {code}\n");
+        let Some(rest) = output.stderr.strip_suffix(line.as_bytes()) else {
+            return Err(format!("kubectl exec: {}", String::from_utf8_lossy(&output.stderr).trim()));
         };
-        stderr = rest.to_owned();
+        output.stderr.truncate(rest.len());
     }
-    Ok(AgentOutput { stdout, stderr, code })
+    Ok(output)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
 
-    fn shell(script: &str) -> Result<AgentOutput, String> {
+    fn shell(script: &str) -> Result<ProgramOutput, String> {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
         run(command, Duration::from_secs(60))
@@ -249,7 +223,11 @@ mod tests {
 
     #[test]
     fn the_exit_code_is_that_of_the_command_or_kubectl_has_failed() {
-        let output = |stderr: &str, code| AgentOutput { stdout: b"a".to_vec(), stderr: stderr.to_owned(), code };
+        let output = |stderr: &str, code: i32| ProgramOutput {
+            stdout: b"a".to_vec(),
+            stderr: stderr.as_bytes().to_vec(),
+            status: ExitStatus::from_raw(code << 8),
+        };
         assert_eq!(shell("printf a; printf b >&2"), Ok(output("b", 0)));
         let ended = "printf a; printf 'x\\ncommand terminated with exit code 7\\n' >&2; exit 7";
         assert_eq!(shell(ended), Ok(output("x\n", 7)));

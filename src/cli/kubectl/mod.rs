@@ -17,12 +17,17 @@ use std::time::Duration;
 
 mod client;
 
+use client::AGENT_LABEL;
 pub(super) use client::Kubectl;
 
 /// Check how meshed pods bypass or reach their Istio sidecars, on all nodes
 ///
 /// Commands about a pod run in the agent's pod on the pod's node, with kubectl exec. With -f, explain and trace read
 /// files and need no cluster.
+///
+/// The plugin runs kubectl. Required permissions: get and list pods; create and get pods/exec in the agents' namespace;
+/// for audit and check, list nodes; for check, list daemonsets.apps; for explain and trace with --config, get namespaces
+/// and network-attachment-definitions.
 #[derive(Debug, Parser)]
 #[command(name = "detour", version, after_help = EXAMPLES, max_term_width = 100)]
 struct Cli {
@@ -42,10 +47,6 @@ Examples:
   kubectl detour rules -n shop web-0                    compare live rules with desired ones
   kubectl detour doctor -n shop web-0                   find the cause of a problem with a pod
 
-The plugin runs kubectl. Required permissions: get and list pods; create and get pods/exec in the
-agents' namespace; for audit and check, list nodes; for check, list daemonsets.apps; for explain and
-trace with --config, get namespaces and network-attachment-definitions.
-
 Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.";
 
 const EXIT_CODES: &str = "Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.";
@@ -60,7 +61,7 @@ const ABOUT_PODS: [(&str, &str); 4] = [
 
 /// The programs that run plugins: `NAME-detour` is the command `detour` of NAME.
 const HOSTS: [&str; 2] = ["kubectl", "oc"];
-/// Time limit of a command about a pod. `doctor --probe` uses most of it.
+/// Time limit of a command about a pod, and of the audit of a node's pods. `doctor --probe` uses most of it.
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Options that select objects or files of the node on which the command runs.
 const OF_NODE: [&str; 11] =
@@ -128,24 +129,14 @@ impl Cli {
             KubectlCommand::Check(own) => print_report(own.output, check(&kubectl, &own)),
             KubectlCommand::Audit(own) => print_report(own.output, audit(&kubectl, &own)),
             KubectlCommand::Explain(mut own) => {
-                let result = match own.subject.in_cluster() {
-                    Some(pod) => in_agent(pod, false),
-                    None => {
-                        own.subject.read_with(kubectl.clone());
-                        explain::run(&own)
-                    }
-                };
-                print_report(own.output, result)
+                own.subject.read_with(&kubectl);
+                let pod = own.subject.in_cluster();
+                print_report(own.output, pod.map_or_else(|| explain::run(&own), |pod| in_agent(pod, false)))
             }
             KubectlCommand::Trace(mut own) => {
-                let result = match own.subject.in_cluster() {
-                    Some(pod) => in_agent(pod, own.live),
-                    None => {
-                        own.subject.read_with(kubectl.clone());
-                        trace::run(&own)
-                    }
-                };
-                print_report(own.output, result)
+                own.subject.read_with(&kubectl);
+                let pod = own.subject.in_cluster();
+                print_report(own.output, pod.map_or_else(|| trace::run(&own), |pod| in_agent(pod, own.live)))
             }
             KubectlCommand::Rules(own) => print_report(own.output, in_agent(own.selected(), true)),
             KubectlCommand::Doctor(own) => print_report(own.output, in_agent(own.selected(), false)),
@@ -192,11 +183,12 @@ fn run_in_agent(
     let words = ["/detour", name, "--root", "/host", "-n", namespace].into_iter();
     let words: Vec<&str> = words.chain(options.iter().map(String::as_str)).chain(["--", pod]).collect();
     let output = kubectl.run_in(agent, &words, TIMEOUT).map_err(|why| Error::new(Code::TryAgain, why))?;
-    for line in output.stderr.lines() {
+    for line in String::from_utf8_lossy(&output.stderr).lines() {
         crate::print(io::stderr(), &Text::line(&format!("{node}: {line}")), ExitCode::SUCCESS);
     }
     let text = Text::lines(&String::from_utf8_lossy(&output.stdout));
-    Ok(CommandOutput { text, code: ExitCode::from(output.code) })
+    let code = output.status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(CommandOutput { text, code: code.map_or(ExitCode::FAILURE, ExitCode::from) })
 }
 
 /// Returns the options that were given on the command line, except for those that this process uses.
@@ -232,8 +224,6 @@ Examples:
   kubectl detour check --node worker-1
   kubectl detour check -l node-role.kubernetes.io/worker -o json
 
-A node that the DaemonSet of a release selects is unhealthy if it has no ready agent.
-
 Exit codes: 0 all nodes are healthy or skipped, 1 a node is unhealthy or the cluster can't be read,
 2 invalid arguments or input.";
 
@@ -242,21 +232,18 @@ Examples:
   kubectl detour audit -A
   kubectl detour audit -n shop -o json
 
-The agents need the capabilities that the chart value repair.enabled grants.
-
 Exit codes: 0 all pods are redirected and have the desired rules, 1 a pod is not redirected, has
 other rules, has a rule of another program that lets traffic bypass the mesh or was not examined,
 or a node could not be audited, 2 invalid arguments or input.";
 
 /// Time limit for the checks of one node.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time limit for the audit of the pods of one node.
-const AUDIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Check the installation, API access, the policies of running pods and the kernel on all nodes
 ///
 /// The output has the number of pods with the current policy, and one line per node. For each failed check and each
-/// warning, it has what was found and the next step.
+/// warning, it has what was found and the next step. A node that the DaemonSet of a release selects is unhealthy if it has
+/// no ready agent.
 #[derive(Debug, Args)]
 #[command(after_help = CHECK_EXAMPLES)]
 struct CheckArguments {
@@ -271,6 +258,8 @@ struct CheckArguments {
 }
 
 /// List the pods of all nodes whose traffic bypasses the mesh, and why
+///
+/// The agents need the capabilities that the chart value repair.enabled grants.
 #[derive(Debug, Args)]
 #[command(after_help = AUDIT_EXAMPLES)]
 struct AuditArguments {
@@ -286,16 +275,14 @@ struct AuditArguments {
 
 /// Checks the installation on all nodes.
 fn check(kubectl: &Kubectl, arguments: &CheckArguments) -> Result<CommandOutput, CommandError> {
-    let selector = match (&arguments.node, &arguments.selector) {
-        (Some(name), _) => Some(format!("--field-selector=metadata.name={name}")),
-        (None, labels) => labels.as_ref().map(|labels| format!("--selector={labels}")),
-    };
-    let nodes = kubectl.nodes(&selector.as_deref().into_iter().collect::<Vec<_>>())?;
+    let by_name = arguments.node.as_ref().map(|name| format!("--field-selector=metadata.name={name}"));
+    let selector = by_name.or_else(|| Some(format!("--selector={}", arguments.selector.as_ref()?)));
+    let nodes = kubectl.get("nodes", None, &selector.as_deref().into_iter().collect::<Vec<_>>())?;
     if nodes.is_empty() {
         let which = arguments.node.as_ref().or(arguments.selector.as_ref()).map_or("", String::as_str);
         return Err(Error::new(Code::PodUnknown, format!("node {which}: not found; see kubectl get nodes")).into());
     }
-    let sets = kubectl.daemon_sets()?;
+    let sets = kubectl.list("daemonsets.apps", kubectl.agent_namespace.as_deref(), &[AGENT_LABEL])?;
     let mut agents = kubectl.agents(arguments.node.as_deref())?;
     if sets.is_empty() && agents.is_empty() {
         return Err(no_agents().into());
@@ -304,13 +291,9 @@ fn check(kubectl: &Kubectl, arguments: &CheckArguments) -> Result<CommandOutput,
     agents.retain(|agent| names.contains(&agent.node.as_str()));
     let words = ["/detour", "doctor", "--node", "--root", "/host", "-o", "json"];
     let outputs = kubectl.run_in_all(&agents.iter().collect::<Vec<_>>(), &words, CHECK_TIMEOUT);
-    let of_agents = agents.iter().zip(&outputs);
-    let of_agents = of_agents.map(|(agent, output)| NodeCheck::of_agent(agent, output.as_ref().map_err(Clone::clone)));
-    let without = nodes.iter().filter_map(|node| Some((node, name_of(node)?)));
-    let without = without.filter(|(_, name)| !agents.iter().any(|agent| agent.node == *name)).map(|(node, name)| {
-        let (is_expected, reason) = missing_agent(node, &sets);
-        NodeCheck::without_agent(name, is_expected, reason)
-    });
+    let of_agents = outputs.into_iter().map(|(agent, output)| NodeCheck::of_agent(agent, output));
+    let has_agent = |node: &&Value| agents.iter().any(|agent| name_of(node) == Some(&agent.node));
+    let without = nodes.iter().filter(|node| !has_agent(node)).map(|node| missing_agent(node, &sets));
     let report = NodesCheck::of(of_agents.chain(without).collect());
     if !report.healthy {
         let nodes: Vec<&str> = report.unhealthy().into_iter().collect();
@@ -339,10 +322,9 @@ fn audit(kubectl: &Kubectl, arguments: &AuditArguments) -> Result<CommandOutput,
         all.chunk_by(|a, b| a.node == b.node).filter_map(|of_node| AgentPod::choose(of_node)).collect();
     let mut words = vec!["/detour", "audit", "--root", "/host", "-o", "json"];
     words.extend(namespace.iter().flat_map(|namespace| ["-n", namespace]));
-    let outputs = kubectl.run_in_all(&agents, &words, AUDIT_TIMEOUT);
     let mut report = NodesAudit::default();
-    for (agent, output) in agents.iter().zip(&outputs) {
-        report.add(&agent.node, output.as_ref().map_err(Clone::clone));
+    for (agent, output) in kubectl.run_in_all(&agents, &words, TIMEOUT) {
+        report.add(&agent.node, output);
     }
     match not_audited(kubectl, namespace, &agents) {
         Ok(nodes) => nodes.into_iter().for_each(|(node, error)| report.add(&node, Err(error))),
@@ -367,12 +349,14 @@ fn not_audited(
     agents: &[&AgentPod],
 ) -> Result<Vec<(String, String)>, Error> {
     let mut found = Vec::new();
-    for node in kubectl.nodes(&[])? {
+    for node in kubectl.get("nodes", None, &[])? {
         let name = name_of(&node).unwrap_or_default();
         if agents.iter().any(|agent| agent.node == name) {
             continue;
         }
-        let pods = kubectl.pods_of_node(name, namespace)?.iter().filter(|pod| has_sidecar(pod)).count();
+        // Pods that have ended send nothing.
+        let on_node = format!("--field-selector=spec.nodeName={name},status.phase!=Succeeded,status.phase!=Failed");
+        let pods = kubectl.list("pods", namespace, &[&on_node])?.iter().filter(|pod| has_sidecar(pod)).count();
         if pods > 0 {
             let next = format!("see kubectl detour check --node {name}");
             found.push((name.to_owned(), format!("no agent; pods with a sidecar, not examined: {pods}; {next}")));

@@ -14,7 +14,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, get
 use protocol::MAX_ANSWER;
 pub use protocol::{
     AgentAnswer, AgentRequest, BypassingContainer, CallReport, ContainersStatus, FACTS, Hello, MAX_FINDINGS,
-    MAX_REQUEST, PodFinding, PoliciesReport, RequestKind,
+    MAX_REQUEST, PodFinding, PoliciesReport, PolicyCounts, RequestKind,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -159,6 +159,17 @@ pub struct BypassingContainer {
 pub struct PoliciesReport {
     /// Whether running pods follow changes of their policies; `None` if the agent does not read them.
     pub follows: Option<bool>,
+    /// The pods by their state.
+    #[serde(flatten)]
+    pub counts: PolicyCounts,
+    /// The pods that are not current, at most [`MAX_FINDINGS`].
+    pub findings: Vec<PodFinding>,
+}
+
+/// How many pods are in each state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PolicyCounts {
     /// The pods whose rules are those of their policies.
     pub current: u32,
     /// The pods with requests that are invalid or outside the bounds, which are without effect.
@@ -169,8 +180,6 @@ pub struct PoliciesReport {
     pub none: u32,
     /// The pods that are enrolled in the ambient mesh, and whose traffic does not reach ztunnel.
     pub outside: u32,
-    /// The pods that are not current, at most [`MAX_FINDINGS`].
-    pub findings: Vec<PodFinding>,
 }
 
 /// What is wrong with the rules of a pod.
@@ -279,7 +288,11 @@ mod tests {
                 ..ContainersStatus::default()
             }),
             AgentAnswer::Containers(ContainersStatus { runtime: Some("r 1".into()), ..ContainersStatus::default() }),
-            AgentAnswer::Policies(PoliciesReport { rejected: 1, findings: vec![finding], ..PoliciesReport::default() }),
+            AgentAnswer::Policies(PoliciesReport {
+                follows: Some(true),
+                counts: PolicyCounts { rejected: 1, ..PolicyCounts::default() },
+                findings: vec![finding],
+            }),
             AgentAnswer::Done,
             AgentAnswer::from(Error::new(Code::PodUnknown, "no").with_details("why")),
         ] {

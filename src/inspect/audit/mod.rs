@@ -31,14 +31,6 @@ use std::collections::{BTreeMap, HashSet};
 const MAX_BYPASSES: usize = 50;
 /// Limit for the differences of a pod that are listed; the rest is counted.
 const MAX_DRIFT: usize = 10;
-/// Which pods of a node the report lists.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct AuditScope<'a> {
-    /// The namespace; `None` for all.
-    pub namespace: Option<&'a str>,
-    /// Whether to list all pods with a sidecar, and exclusions whose rules have counted nothing.
-    pub all: bool,
-}
 
 /// The data about the node.
 struct Node<'a> {
@@ -49,18 +41,19 @@ struct Node<'a> {
     store: Store,
 }
 
-/// Examines the pods of the node `target`.
+/// Examines the pods of the node `target`, only those of `namespace` if it is set. The report lists pods that are not clean
+/// and used exclusions; with `all`, all pods with a sidecar and all exclusions.
 ///
 /// # Errors
 /// The node's name or the API server is unknown, the pods can't be listed, or the node's processes can't be read. An
 /// error about one pod is part of the report.
-pub fn audit(target: &CheckTarget, scope: AuditScope<'_>) -> Result<AuditReport, Error> {
+pub fn audit(target: &CheckTarget, namespace: Option<&str>, all: bool) -> Result<AuditReport, Error> {
     let unknown = |msg: &str| Error::new(Code::Environment, msg);
     let name = target.node_name.clone().ok_or_else(|| unknown("unknown name of the Node object; add --node-name"))?;
     let setup = node_setup(target);
     let api = setup.api.map_err(|why| unknown(&why))?;
-    let pods = api.pods_of_node(&name, scope.namespace)?;
-    let namespaces = api.namespaces(scope.namespace)?;
+    let pods = api.pods_of_node(&name, namespace)?;
+    let namespaces = api.namespaces(namespace)?;
     let node = Node {
         configurations: setup.configurations,
         namespaces: namespaces.into_iter().map(|one| (one.name.clone(), one)).collect(),
@@ -70,9 +63,9 @@ pub fn audit(target: &CheckTarget, scope: AuditScope<'_>) -> Result<AuditReport,
     };
     let mut report = AuditReport { node: name, ..AuditReport::default() };
     for pod in &pods {
-        if let Some(audited) = node.audit(pod, scope.all) {
+        if let Some(audited) = node.audit(pod, all) {
             report.checked += 1;
-            report.pods.extend((scope.all || audited.is_listed()).then_some(audited));
+            report.pods.extend((all || audited.is_listed()).then_some(audited));
         }
     }
     report.pods.sort_by(|a, b| (&a.namespace, &a.pod).cmp(&(&b.namespace, &b.pod)));
@@ -102,7 +95,7 @@ impl Node<'_> {
         };
         let examined = found.and_then(|found| {
             let live = LiveRules::of_found(&found, &self.store)?;
-            let report = live.report(&found.netns);
+            let report = live.report();
             let facts = || Facts { pod: pod.clone(), namespace: namespace.cloned() };
             let redirection = match enrolled_by {
                 Some(enrolled_by) => to_ztunnel(&found, &live, enrolled_by)?,
@@ -281,22 +274,18 @@ fn redirected_by(
     namespace: Option<&Namespace>,
 ) -> Option<Result<Option<EnrolledBy>, String>> {
     let enrolled_by = enrolled_by(pod, namespace);
+    let on_own_network = || pod_skip_reason(&Pod { host_network: false, ..pod.clone() });
     match pod.proxy() {
         _ if *is_ending => None,
         _ if enrolled_by.is_some() => Some(Ok(enrolled_by)),
         None => missing_sidecar(pod, namespace).map(Err),
-        Some(_) if is_gateway(pod) => None,
+        // A gateway receives its traffic without redirection.
+        Some(_) if matches!(on_own_network(), Some(SkipReason::NotASidecar(_))) => None,
         Some(_) if pod.host_network => {
             Some(Err("not redirected: the pod uses the host network (hostNetwork)".to_owned()))
         }
         Some(_) => Some(Ok(None)),
     }
-}
-
-/// Returns whether the proxy is a gateway, which receives its traffic without redirection.
-fn is_gateway(pod: &Pod) -> bool {
-    let pod = Pod { host_network: false, ..pod.clone() };
-    matches!(pod_skip_reason(&pod), Some(SkipReason::NotASidecar(_)))
 }
 
 /// Returns why a pod has no sidecar although its namespace or the pod itself requests one.

@@ -3,9 +3,7 @@
 
 use super::checks;
 use super::report::{CheckTarget, CheckVerdict, OwnList, Results};
-use crate::cni::{
-    Error, GROUP_FILE, NODE_CONFIGURATION, NetConf, NodeConf, ONLY_INLINED, OWN_TYPES, is_configuration_file,
-};
+use crate::cni::{Error, GROUP_FILE, NODE_CONFIGURATION, NetConf, NodeConf, OWN_TYPES, is_configuration_file};
 use crate::host_path::HostPath;
 use crate::inspect::subject::AppliedConf;
 use crate::inspect::terminal::joined;
@@ -13,8 +11,8 @@ use crate::inspect::validate::is_program;
 use crate::plugin::node::{self, InstalledText};
 use crate::plugin::{TargetNode, validate};
 use crate::sub_plugins::SubPlugin;
-use crate::trusted_file::{self, names_in, read_nofollow};
-use serde_json::{Value, json};
+use crate::trusted_file::{names_in, read_nofollow};
+use serde_json::Value;
 use std::path::Path;
 
 /// The maximum size of a configuration file, in bytes.
@@ -68,7 +66,7 @@ fn types<'a>(plugins: &[&'a Value]) -> Vec<&'a str> {
 
 /// Runs the checks. Returns the valid configurations of this plugin.
 pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<AppliedConf> {
-    let files = runtime_files(target, &target.conf);
+    let files = runtime_files(target);
     let ours = match &files {
         Ok(files) => installed(target, files),
         Err(_) => Vec::new(),
@@ -142,7 +140,7 @@ fn file_of(applied: &AppliedConf) -> &str {
 fn present(target: &CheckTarget, files: &[RuntimeFile], ours: &[InstalledText]) -> CheckVerdict {
     let is_missing = |path: &&HostPath| !files.iter().any(|file| file.path == **path);
     // Without it, runtimes use the cluster network's list, which does not call the plugin.
-    if let Some(path) = target.own_lists.keys().find(is_missing) {
+    if let Some(path) = target.own_list.as_ref().map(|list| &list.path).filter(is_missing) {
         return CheckVerdict::fail(format!("{path} not found"), OWN_LIST);
     }
     if !ours.is_empty() {
@@ -190,7 +188,8 @@ fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[AppliedConf]) -> 
 
 /// Returns the files that runtimes read (libcni, `ConfFiles`), in the order of their names, or the one that the user
 /// named.
-fn runtime_files(target: &CheckTarget, conf: &HostPath) -> Result<Vec<RuntimeFile>, String> {
+fn runtime_files(target: &CheckTarget) -> Result<Vec<RuntimeFile>, String> {
+    let conf = &target.conf;
     let reached = target.reach(conf).map_err(|why| why.to_string())?;
     if reached.is_file() {
         return Ok(vec![read(conf.clone(), &reached)]);
@@ -215,51 +214,15 @@ fn read(path: HostPath, reached: &Path) -> RuntimeFile {
     RuntimeFile { path, text: text.unwrap_or_default(), json }
 }
 
-/// Checks each own list: the copy of the cluster network's configuration list with the plugin's entry, which runtimes use
+/// Checks the own list: the copy of the cluster network's configuration list with the plugin's entry, which runtimes use
 /// instead of it. Nodes without an own list have no such check.
-pub(super) fn examine_own_lists(target: &CheckTarget, results: &mut Results) {
-    for (path, list) in &target.own_lists {
-        let name = path.name();
-        results.run(checks::OWN_LIST, || match own_list_drift(target, path, list) {
-            Ok(()) => CheckVerdict::pass(format!("{name} is a copy of {}", list.source)),
-            Err(why) => CheckVerdict::fail(format!("{name} is no copy of {}: {why}", list.source), OWN_LIST),
-        });
-    }
-}
-
-/// # Errors
-/// Why the own list is not a copy of its source.
-fn own_list_drift(target: &CheckTarget, path: &HostPath, OwnList { source, kind }: &OwnList) -> Result<(), String> {
-    let files = runtime_files(target, &path.parent())?;
-    if let Some(multus) = files.iter().find(|file| file.is_multus()) {
-        return Err(format!("{} is a configuration of Multus, which it bypasses", multus.path.name()));
-    }
-    let named = |name: &str| {
-        let found = files.iter().find(|file| file.path.name() == name);
-        let file = found.ok_or_else(|| format!("{name} not found"))?;
-        let reached = target.reach(&file.path).map_err(|why| format!("{name}: {why}"))?;
-        trusted_file::check(&reached).map_err(|error| error.below(&target.mount).to_string())?;
-        contents(file, kind).map_err(|why| format!("{name}: {why}"))
-    };
-    match named(&path.name())? == named(source)? {
-        true => Ok(()),
-        false => Err("it is older; until it is written again, pods start with it".to_owned()),
-    }
-}
-
-/// Returns a configuration list without the entries of type `kind`. A single plugin becomes a list, as in a copy
-/// (`ConfList::of_file`).
-fn contents(file: &RuntimeFile, kind: &str) -> Result<Value, String> {
-    let mut list = file.json.clone()?;
-    if list.get("plugins").is_none() {
-        let mut keys = list.as_object().cloned().ok_or("expected an object")?;
-        keys.retain(|key, _| ["name", "cniVersion"].contains(&key.as_str()));
-        keys.extend([(ONLY_INLINED.to_owned(), true.into()), ("plugins".to_owned(), json!([list]))]);
-        list = keys.into();
-    }
-    let plugins = list["plugins"].as_array_mut().ok_or("plugins: expected an array")?;
-    plugins.retain(|plugin| plugin["type"] != kind);
-    Ok(list)
+pub(super) fn examine_own_list(target: &CheckTarget, results: &mut Results) {
+    let Some(OwnList { path, source, difference }) = &target.own_list else { return };
+    let name = path.name();
+    results.run(checks::OWN_LIST, || match difference {
+        None => CheckVerdict::pass(format!("{name} is a copy of {source}")),
+        Some(why) => CheckVerdict::fail(format!("{name} is no copy of {source}: {why}"), OWN_LIST),
+    });
 }
 
 /// Checks the files of other tools in the directory of Multus's auxiliary chain. Nodes on which the plugin has no file

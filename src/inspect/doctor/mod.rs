@@ -8,8 +8,6 @@
 mod checks;
 mod configuration;
 mod containers;
-mod credentials;
-mod logs;
 mod node;
 mod pod;
 mod probe;
@@ -65,15 +63,15 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> CheckedNode {
     let configurations = configuration::examine(target, results);
     let conf = foremost(&configurations);
     let kinds = configurations.iter().map(|applied| applied.conf.kind.clone()).collect();
-    configuration::examine_own_lists(target, results);
+    configuration::examine_own_list(target, results);
     configuration::examine_multus_chain(target, results);
     configuration::examine_node_configuration(target, results);
     node::examine_program(target, &kinds, results);
-    let kubeconfig = credentials::examine_kubeconfig(target, conf, results);
+    let kubeconfig = node::examine_kubeconfig(target, conf, results);
     node::examine_installation(target, results);
     let api = kubeconfig.as_ref().map(|path| of_plugin(target, path));
-    credentials::examine_rights(api.as_ref(), conf, results);
-    credentials::examine_agent(target, conf, results);
+    node::examine_rights(api.as_ref(), conf, results);
+    node::examine_agent(target, conf, results);
     let policies = node::ask_policies(target, conf, results);
     if target.pod.is_none() {
         node::examine_policies(policies.as_ref(), results);
@@ -97,7 +95,7 @@ pub(super) struct NodeSetup {
 pub(super) fn node_setup(target: &CheckTarget) -> NodeSetup {
     let mut results = Results::default();
     let configurations = configuration::examine(target, &mut results);
-    let kubeconfig = credentials::examine_kubeconfig(target, foremost(&configurations), &mut results);
+    let kubeconfig = node::examine_kubeconfig(target, foremost(&configurations), &mut results);
     let api = api(target, kubeconfig.as_ref(), &results);
     NodeSetup { configurations, api, store: store(target) }
 }
@@ -127,7 +125,7 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, node: &CheckedNode, results: &m
     let place = rules::find(target, pod, known);
     let found = place.as_ref().ok().and_then(Option::as_ref);
     // Events come first: they explain why a pod that never started has no network namespace.
-    logs::events(api.as_ref().ok(), pod, found.is_some(), results);
+    pod::events(api.as_ref().ok(), pod, found.is_some(), results);
     rules::examine_place(&place, known, target, results);
     let live = rules::examine(found, &store(target), explained.as_ref().map(|explained| &explained.policy), results);
     let policy = live.as_ref().and_then(|(live, _)| live.desired.as_ref()).map(|asked| &asked.policy);
@@ -137,8 +135,8 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, node: &CheckedNode, results: &m
         probe::examine(found, policy, facts.as_ref(), results);
     }
     node::examine_policy(node.policies.as_ref(), pod, results);
-    logs::runtime(target, pod, found.and_then(|found| found.container_id.as_deref()), results);
-    logs::plugin(target, conf, pod, results);
+    pod::runtime_log(target, pod, found.and_then(|found| found.container_id.as_deref()), results);
+    pod::plugin_log(target, conf, pod, results);
     CheckedPod { found: found.cloned(), explained, live }
 }
 

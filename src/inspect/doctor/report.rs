@@ -13,7 +13,7 @@ use crate::printable::without_userinfo;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -234,12 +234,7 @@ impl Results {
 
     /// Makes a check if all that it needs were made and did not fail; otherwise adds it as not checked.
     pub(super) fn run(&mut self, check: &Check, verdict: impl FnOnce() -> CheckVerdict) {
-        self.after(check.needs, check, verdict);
-    }
-
-    /// Makes a check that needs `needed` in this case.
-    pub(super) fn after(&mut self, needed: &[&Check], check: &Check, verdict: impl FnOnce() -> CheckVerdict) {
-        let verdict = self.obstacle(needed).map_or_else(verdict, CheckVerdict::not_checked);
+        let verdict = self.obstacle(check.needs).map_or_else(verdict, CheckVerdict::not_checked);
         self.add(check, verdict);
     }
 
@@ -285,8 +280,8 @@ pub struct CheckTarget {
     pub programs: Vec<HostPath>,
     /// The installed configurations; none if the command line names one.
     pub installed: Vec<InstalledText>,
-    /// The own lists, by their paths.
-    pub own_lists: BTreeMap<HostPath, OwnList>,
+    /// The own list.
+    pub own_list: Option<OwnList>,
     /// The directory of Multus's auxiliary chain, if one of the plugin's files is there, and the files because of which
     /// Multus skips all plugins, each with the reason.
     pub multus_chain: Option<(HostPath, Vec<String>)>,
@@ -302,10 +297,12 @@ pub struct CheckTarget {
 /// An own list: the copy of the cluster network's configuration list that runtimes use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnList {
+    /// Its file.
+    pub path: HostPath,
     /// The name of its source, a file in the same directory.
     pub source: String,
-    /// The type of the plugin's entry.
-    pub kind: String,
+    /// Why it is not a copy of its source; `None` if it is.
+    pub difference: Option<String>,
 }
 
 impl CheckTarget {

@@ -29,7 +29,7 @@ pub(super) fn examine(
     wanted: Option<&Policy>,
     results: &mut Results,
 ) -> Option<(LiveRules, RulesReport)> {
-    let read = found.map(|found| LiveRules::of_found(found, store).map(|live| (live.report(&found.netns), live)));
+    let read = found.map(|found| LiveRules::of_found(found, store).map(|live| (live.report(), live)));
     results.run(checks::RULES_EQUAL, || match &read {
         Some(Ok((report, live))) => {
             CheckVerdict::merged([equal(report, wanted)].into_iter().chain(fixtures(live)).chain(guarded(live)))
@@ -40,11 +40,10 @@ pub(super) fn examine(
         None => CheckVerdict::not_checked("the pod's network namespace is not known"),
     });
     let read = read.and_then(Result::ok).map(|(report, live)| (live, report));
-    let of = |verdict: &dyn Fn(&LiveRules, &RulesReport) -> CheckVerdict| match &read {
-        Some((live, report)) if live.desired.is_some() => verdict(live, report),
+    results.run(checks::RULES_FIRST, || match &read {
+        Some((live, report)) if live.desired.is_some() => in_front(report),
         _ => CheckVerdict::not_checked("no attachment has rules in this network namespace"),
-    };
-    results.run(checks::RULES_FIRST, || of(&|_, report| in_front(report)));
+    });
     read
 }
 

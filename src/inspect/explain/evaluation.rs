@@ -1,16 +1,23 @@
 //! Evaluates the sub-plugin chains that apply to a pod: the one of the configuration or, for a primary plugin, those of
 //! the pod's attachments. Also what excluded traffic lacks in the ambient mesh.
 
-use crate::cluster::ObjectRef;
-use crate::cni::{Block, Error, GLOBAL_NAMESPACE, NetConf, SYSTEM_NAMESPACE};
+use crate::cluster::{self, ObjectRef};
+use crate::cni::{Block, Error, GLOBAL_NAMESPACE, NetConf, RuleFormat, SYSTEM_NAMESPACE};
 use crate::inspect::subject::{ConfigurationSource, Subject};
 use crate::inspect::terminal::joined;
 use crate::networks::{InstalledNetwork, networks};
-use crate::plugin::evaluation::{self, FactsOf};
+use crate::plugin::evaluation;
 use crate::pod::well_known::{AMBIENT_BYPASS_INBOUND, AMBIENT_REDIRECTION, NETWORKS};
 use crate::pod::{Facts, PodRef};
 use crate::policy::{IdRange, Policy, TrafficOwner};
-use crate::sub_plugins::{ChainOutput, Origins, Severity, SubPlugin, bypasses_inbound, labeled_by, skip_reason};
+use crate::sub_plugins::{
+    self, ChainOutput, DecidedRequest, Note, Severity, SubPlugin, Warning, bypasses_inbound, labeled_by, skip_reason,
+};
+
+/// The code of a warning that an ADD would fail.
+pub(super) const ADD_FAILS: &str = "add-fails";
+/// The code of the warning about a request whose sub-plugin is not in the chain.
+pub(in crate::inspect) const NOT_IN_CHAIN: &str = "not-in-chain";
 
 const WITHOUT_FACTS: &str =
     "the configuration has no source of pod facts: the plugin uses the configuration alone, and ignores the pod";
@@ -22,9 +29,10 @@ pub(super) struct Evaluation<'a> {
     pub(in crate::inspect) conf: &'a NetConf,
     /// The output of the sub-plugin chain, or why the configuration does not apply to the pod.
     pub(in crate::inspect) result: Result<ChainOutput, String>,
-    /// Whether an ADD would fail, because it needs the pod's facts and the configuration names no source of them.
-    pub(super) lacks_facts: bool,
-    notes: Vec<String>,
+    /// What of this configuration has no effect, or fails an ADD.
+    pub(super) warnings: Vec<Warning>,
+    /// The notes that an ADD would log.
+    pub(super) notes: Vec<String>,
 }
 
 /// Evaluates all configurations that apply to the pod.
@@ -37,7 +45,11 @@ pub(super) fn evaluate(subject: &Subject) -> Result<Vec<Evaluation<'_>>, Error> 
     }
     let Some(preview) = &subject.networks else {
         return Ok(vec![match unselected_network(subject) {
-            Some((why, _)) => Evaluation::skipped(None, &subject.conf, why),
+            Some((why, next)) => {
+                let what = format!("Multus does not run this configuration for the pod: {why}");
+                let warnings = vec![Warning::new("network-not-selected", what, next)];
+                Evaluation { warnings, ..Evaluation::skipped(None, &subject.conf, why) }
+            }
             None => Evaluation::of(subject, None, &subject.conf)?,
         }]);
     };
@@ -49,7 +61,7 @@ pub(super) fn evaluate(subject: &Subject) -> Result<Vec<Evaluation<'_>>, Error> 
 }
 
 /// Returns why Multus does not run the configuration for the pod, and what to do; `None` if it does.
-pub(super) fn unselected_network(subject: &Subject) -> Option<(String, String)> {
+fn unselected_network(subject: &Subject) -> Option<(String, String)> {
     let (name, pod) = (&subject.conf.name, &subject.facts.pod);
     let shared = format!("{GLOBAL_NAMESPACE}/{name}");
     let is_shared = |object: &ObjectRef| [GLOBAL_NAMESPACE, SYSTEM_NAMESPACE].contains(&&*object.namespace);
@@ -73,10 +85,10 @@ pub(super) fn unselected_network(subject: &Subject) -> Option<(String, String)> 
         InstalledNetwork::NotSelected => {
             let selected = networks(pod).map(|selections| selections.elements).unwrap_or_default();
             let names = joined(selected.iter().map(|one| &one.name));
-            let found = match (pod.annotations.contains_key(NETWORKS), names.is_empty()) {
-                (false, _) => "is not set".to_owned(),
-                (true, true) => "selects no network".to_owned(),
-                (true, false) => format!("selects {names}"),
+            let found = match pod.annotations.contains_key(NETWORKS) {
+                false => "is not set".to_owned(),
+                true if names.is_empty() => "selects no network".to_owned(),
+                true => format!("selects {names}"),
             };
             (
                 format!("the pod does not select network {name}: annotation {NETWORKS} {found}"),
@@ -98,7 +110,7 @@ pub(super) fn has_redirect(chain: &[Block]) -> bool {
 impl<'a> Evaluation<'a> {
     /// Returns the evaluation of a configuration that does not apply to the pod.
     const fn skipped(attachment: Option<&'a str>, conf: &'a NetConf, why: String) -> Self {
-        Self { attachment, conf, result: Err(why), lacks_facts: false, notes: Vec::new() }
+        Self { attachment, conf, result: Err(why), warnings: Vec::new(), notes: Vec::new() }
     }
 
     fn of(subject: &Subject, attachment: Option<&'a str>, conf: &'a NetConf) -> Result<Self, Error> {
@@ -107,30 +119,46 @@ impl<'a> Evaluation<'a> {
         if let Some(reason) = skip_reason(conf, &pod_ref) {
             return Ok(Self::skipped(attachment, conf, reason.to_string()));
         }
-        let facts_of = evaluation::facts_of(conf);
-        let facts = (facts_of != FactsOf::Configuration).then_some(&subject.facts);
-        let with_name = |error| match attachment {
-            Some(name) => Error::of_network(error, name),
-            None => error,
-        };
+        // A primary plugin can also use the service account of the pod in which it runs.
+        let has_source = conf.primary.is_some() || cluster::source(&conf.kubernetes).is_some();
+        let needs_facts = conf.chain.iter().filter_map(SubPlugin::of).any(SubPlugin::needs_facts);
+        let facts = (has_source || needs_facts).then_some(&subject.facts);
+        let with_name = |error: Error| error.of_network(attachment);
         let mut output = evaluation::output(&conf.chain, conf, facts).map_err(with_name)?;
-        let mut notes = Vec::new();
+        let (mut notes, mut warnings) = (Vec::new(), Vec::new());
+        let of_network = |text: String| match attachment {
+            Some(name) => format!("network {name}: {text}"),
+            None => text,
+        };
+        let mut warn = |code, what: String, next: &str| warnings.push(Warning::new(code, of_network(what), next));
         // The built-in configuration has no source.
-        let is_installed = subject.origin.source != ConfigurationSource::BuiltIn;
-        if is_installed && facts_of == FactsOf::Configuration {
-            notes.push(WITHOUT_FACTS.to_owned());
+        if subject.origin.source != ConfigurationSource::BuiltIn {
+            if facts.is_none() {
+                notes.push(of_network(WITHOUT_FACTS.to_owned()));
+            }
+            if needs_facts && !has_source {
+                let next = "set kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir";
+                warn(ADD_FAILS, "the configuration has no source of pod facts".to_owned(), next);
+            }
         }
-        notes.extend(std::mem::take(&mut output.notes).into_iter().map(|note| match note.severity {
-            Severity::Info => note.text,
-            Severity::Warning => format!("warning: {}", note.text),
-        }));
-        Ok(Self {
-            attachment,
-            conf,
-            result: Ok(output),
-            lacks_facts: is_installed && facts_of == FactsOf::Missing,
-            notes,
-        })
+        if let Some(request) = output.rejected(&conf.bounds) {
+            warn(ADD_FAILS, request.reason(), DecidedRequest::NEXT);
+        }
+        let is_iptables = conf.rule_format == Some(RuleFormat::Iptables) && output.policy.redirect().is_some();
+        // xt_owner.c requires that the writer of a rule is in the user namespace of the network namespace.
+        if is_iptables && pod.has_own_users {
+            let what = "the pod has its own user namespace (hostUsers: false), in which the kernel refuses the redirection \
+                        in format iptables";
+            warn(ADD_FAILS, what.to_owned(), "set dialect to nftables, or remove it");
+        }
+        for Note { text, severity } in std::mem::take(&mut output.notes) {
+            match (sub_plugins::missing_sub_plugin(&text), severity) {
+                (Some(next), _) => warn(NOT_IN_CHAIN, text, &next),
+                (None, Severity::Info) => notes.push(of_network(text)),
+                (None, Severity::Warning) => notes.push(of_network(format!("warning: {text}"))),
+            }
+        }
+        Ok(Self { attachment, conf, result: Ok(output), warnings, notes })
     }
 
     /// Returns the policy of this configuration alone.
@@ -143,24 +171,6 @@ impl<'a> Evaluation<'a> {
         match &self.result {
             Ok(output) => output.decision.to_string(),
             Err(why) => format!("not redirected: {why}"),
-        }
-    }
-
-    /// Returns the sources of settings and exclusions; `None` if the configuration does not apply.
-    pub(super) fn origins(&self) -> Option<&Origins> {
-        self.result.as_ref().ok().map(|output| &output.origins)
-    }
-
-    /// Returns the notes that an ADD would log.
-    pub(in crate::inspect) fn notes(&self) -> impl Iterator<Item = String> {
-        self.notes.iter().map(|note| self.of_network(note))
-    }
-
-    /// Returns a text about this configuration, with the network if it is that of an attachment.
-    pub(super) fn of_network(&self, text: &str) -> String {
-        match self.attachment {
-            Some(name) => format!("network {name}: {text}"),
-            None => text.to_owned(),
         }
     }
 }

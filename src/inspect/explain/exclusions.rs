@@ -9,7 +9,7 @@ use crate::pod::{Container, Pod};
 use crate::policy::{
     ContainerExclusion, ContainerScope, DnsCapture, Exclusion, IdRange, Policy, Redirect, TrafficOwner,
 };
-use crate::sub_plugins::SettingSource;
+use crate::sub_plugins::{Origins, SettingSource};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -68,43 +68,35 @@ pub struct ExcludedContainer {
     pub sources: Vec<String>,
 }
 
-/// What configurations and annotations request, each item with its source.
-pub(super) type Sourced<T> = Vec<(T, String)>;
-
-/// Returns the items with their sources in words.
-pub(super) fn sourced<'a, T>(all: impl Iterator<Item = &'a (T, SettingSource)>) -> Sourced<&'a T> {
-    all.map(|(item, source)| (item, source.to_string())).collect()
-}
-
 /// Returns the sources of the items that are meant, each once.
-pub(super) fn sources_of<T>(configured: &Sourced<T>, is_meant: impl Fn(&T) -> bool) -> Vec<String> {
+pub(super) fn sources_of<T>(requested: &[(T, SettingSource)], is_meant: impl Fn(&T) -> bool) -> Vec<String> {
     let mut sources: Vec<String> = Vec::new();
-    for (_, source) in configured.iter().filter(|(item, _)| is_meant(item)) {
-        if !sources.contains(source) {
-            sources.push(source.clone());
+    for source in requested.iter().filter(|(item, _)| is_meant(item)).map(|(_, source)| source.to_string()) {
+        if !sources.contains(&source) {
+            sources.push(source);
         }
     }
     sources
 }
 
 /// Returns the excluded containers, each with its sources.
-pub(super) fn excluded_containers(policy: &Policy, requested: &Requested<'_>) -> Vec<ExcludedContainer> {
+pub(super) fn excluded_containers(policy: &Policy, origins: &Origins) -> Vec<ExcludedContainer> {
     let excluded = |one: &ContainerExclusion| ExcludedContainer {
         name: one.name.clone(),
         scope: one.scope,
-        sources: sources_of(&requested.containers, |other| *other == one),
+        sources: sources_of(&origins.containers, |other| other == one),
     };
     policy.containers.iter().map(excluded).collect()
 }
 
 /// Returns the exclusions in effect, each with its sources.
-pub(super) fn excluded_traffic(policy: &Policy, requested: &Requested<'_>) -> Vec<ExcludedTraffic> {
+pub(super) fn excluded_traffic(policy: &Policy, origins: &Origins) -> Vec<ExcludedTraffic> {
     let sources = |exclusion: &Exclusion| {
         // The policy merges adjacent ranges.
         let merged = |owner: TrafficOwner| exclusion.owner != TrafficOwner::Any && exclusion.owner.covers(owner);
-        sources_of(&requested.traffic, |other| {
+        sources_of(&origins.exclusions, |other| {
             (other.owner == exclusion.owner || merged(other.owner))
-                && Exclusion { owner: exclusion.owner, ..(*other).clone() } == *exclusion
+                && Exclusion { owner: exclusion.owner, ..other.clone() } == *exclusion
         })
     };
     let traffic = |exclusion: &Exclusion| ExcludedTraffic {
@@ -144,16 +136,14 @@ pub(super) fn grouped(all: &[ExcludedTraffic]) -> Vec<ExcludedTraffic> {
 
 /// Returns the remark for an exclusion of IDs that no container has.
 pub(super) fn unowned(owner: TrafficOwner, pod: &Pod) -> Option<String> {
-    let range = ids(owner).filter(|range| *range != (IdRange { first: 0, last: u32::MAX }))?;
-    let id = |container: &Container| match owner {
-        TrafficOwner::Uid(_) => pod.user_of(container),
-        _ => pod.group_of(container),
-    };
-    let range = i64::from(range.first)..=i64::from(range.last);
-    if pod.all_containers().any(|container| id(container).is_some_and(|id| range.contains(&id))) {
+    ids(owner).filter(|range| *range != IdRange { first: 0, last: u32::MAX })?;
+    let all = || pod.all_containers().map(|container| ContainerTraffic { pod, container, ends_before: false });
+    if all().any(|container| container.is_owned_by(owner)) {
         return None;
     }
-    let unknown = joined(pod.all_containers().filter(|one| id(one).is_none()).map(|one| &one.name));
+    let is_gid = matches!(owner, TrafficOwner::Gid(_));
+    let is_unknown = |one: &ContainerTraffic<'_>| if is_gid { one.gid() } else { one.uid() }.is_none();
+    let unknown = joined(all().filter(is_unknown).map(|one| one.container.name.clone()));
     Some(match unknown.is_empty() {
         true => "no container has this ID".to_owned(),
         false => format!("no container has this ID, unless the image of {unknown} sets it"),
@@ -289,26 +279,17 @@ pub struct InitContainer {
     /// How much of its traffic bypasses the sidecar.
     pub excluded: ExcludedPart,
     /// The exclusions that it does not need, each with its source: those by its name, and those of all traffic of its ID.
-    pub needless_exclusions: Vec<String>,
+    pub needless_exclusions: BTreeSet<String>,
 }
 
-/// The exclusions that the configurations and annotations request.
-pub(super) struct Requested<'a> {
-    pub(super) traffic: Sourced<&'a Exclusion>,
-    pub(super) containers: Sourced<&'a ContainerExclusion>,
-}
-
-impl Requested<'_> {
-    /// Returns the exclusions that an init container does not need, each with its source.
-    fn needless(&self, container: &ContainerTraffic<'_>, all: &[ContainerTraffic<'_>]) -> Vec<String> {
-        let of_ids = self.traffic.iter().filter(|(exclusion, _)| container.is_needless(exclusion, all));
-        let of_ids = of_ids.map(|(exclusion, source)| format!("{} ({source})", owner_text(exclusion.owner)));
-        let is_named =
-            |exclusion: &ContainerExclusion| container.runs_after_proxy() && exclusion.name == container.name();
-        let by_name = self.containers.iter().filter(|(exclusion, _)| is_named(exclusion));
-        let by_name = by_name.map(|(exclusion, source)| format!("container {} ({source})", exclusion.name));
-        of_ids.chain(by_name).collect::<BTreeSet<_>>().into_iter().collect()
-    }
+/// Returns the exclusions that an init container does not need, each with its source.
+fn needless(container: &ContainerTraffic<'_>, all: &[ContainerTraffic<'_>], origins: &Origins) -> BTreeSet<String> {
+    let of_ids = origins.exclusions.iter().filter(|(exclusion, _)| container.is_needless(exclusion, all));
+    let of_ids = of_ids.map(|(exclusion, source)| format!("{} ({source})", owner_text(exclusion.owner)));
+    let is_named = |exclusion: &ContainerExclusion| container.runs_after_proxy() && exclusion.name == container.name();
+    let by_name = origins.containers.iter().filter(|(exclusion, _)| is_named(exclusion));
+    let by_name = by_name.map(|(exclusion, source)| format!("container {} ({source})", exclusion.name));
+    of_ids.chain(by_name).collect()
 }
 
 impl InitContainer {
@@ -345,7 +326,7 @@ impl InitContainer {
 pub(super) fn init_containers(
     containers: &[ContainerTraffic<'_>],
     policy: &Policy,
-    requested: &Requested<'_>,
+    origins: &Origins,
 ) -> Vec<InitContainer> {
     let captures = |redirect: &Redirect| redirect.captures_outbound() || redirect.dns != DnsCapture::Off;
     let is_captured = policy.redirect().is_none_or(captures);
@@ -357,7 +338,7 @@ pub(super) fn init_containers(
             starts_before_proxy,
             needs_exclusion: starts_before_proxy && is_captured && container.proxys_id(policy).is_none(),
             excluded: container.excluded_part(policy),
-            needless_exclusions: requested.needless(container, containers),
+            needless_exclusions: needless(container, containers, origins),
         }
     };
     containers.iter().filter(|container| container.pod.is_init_container(container.name())).map(of).collect()

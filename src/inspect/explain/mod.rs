@@ -7,10 +7,10 @@ mod report;
 mod settings;
 mod warnings;
 
+pub use crate::sub_plugins::Warning;
+pub(super) use evaluation::NOT_IN_CHAIN;
 pub(super) use exclusions::application_containers;
 pub use exclusions::{ExcludedContainer, ExcludedPart, ExcludedTraffic, InitContainer};
 pub use picture::picture;
-pub use report::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain, explained};
+pub use report::{Explained, Explanation, NetworkReport, Proxy, explain, explained};
 pub use settings::{ExplainedGuard, Setting};
-pub(super) use warnings::NOT_IN_CHAIN;
-pub use warnings::Warning;

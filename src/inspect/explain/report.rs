@@ -1,12 +1,12 @@
 //! `explain`: what a configuration does with a pod's traffic, and why; for a primary plugin, also the pod's networks.
 
-use super::evaluation::{Evaluation, ambient_notes, evaluate, has_redirect};
+use super::evaluation::{ADD_FAILS, Evaluation, ambient_notes, evaluate, has_redirect};
 use super::exclusions::{
-    ExcludedContainer, ExcludedTraffic, InitContainer, Requested, application_containers, excluded_containers,
-    excluded_traffic, grouped, init_containers, sourced, sources_of, unowned,
+    ExcludedContainer, ExcludedTraffic, InitContainer, application_containers, excluded_containers, excluded_traffic,
+    grouped, init_containers, sources_of, unowned,
 };
 use super::settings::{ExplainedGuard, Setting, settings, uncaptured};
-use super::warnings::{ADD_FAILS, Warning, usual_annotations, warnings};
+use super::warnings::{usual_annotations, warnings};
 use crate::cni::Error;
 use crate::inspect::elements::scope_text;
 use crate::inspect::selected::SelectedNetwork;
@@ -16,7 +16,7 @@ use crate::networks::PodNetwork;
 use crate::plugin::primary::{NetworkRunner, UNREAD, united};
 use crate::policy::Policy;
 use crate::sub_plugins::{
-    ChainOutput, ConsideredRule, DecidedRequest, Decision, SkipReason, considered, missing_sub_plugin, pod_skip_reason,
+    ChainOutput, ConsideredRule, DecidedRequest, Decision, Origins, SkipReason, Warning, considered, pod_skip_reason,
 };
 use serde::Serialize;
 use std::collections::HashSet;
@@ -121,11 +121,6 @@ const NO_CHAIN: &str =
 const NEEDED_ON_NODE: &str = "excluded containers need the agent with --nri-socket on the pod's node; \
     otherwise, their traffic is captured";
 
-/// The reports about several pods.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
-pub struct Explanations(pub Vec<Explanation>);
-
 impl Explanation {
     /// Returns the explanation of a pod whose ADD fails before its traffic is decided.
     fn failed(subject: &Subject, error: &Error) -> Self {
@@ -143,9 +138,10 @@ impl Explanation {
     }
 }
 
-impl TextReport for Explanations {
+/// The report about several pods.
+impl TextReport for Vec<Explanation> {
     fn write(&self, screen: &mut Screen) {
-        for explanation in &self.0 {
+        for explanation in self {
             let pod = || format!("Pod {}", explanation.pod);
             screen.heading(&explanation.template_of.clone().unwrap_or_else(pod));
             explanation.write(screen);
@@ -175,18 +171,19 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
     let applies = |one: &&Evaluation<'_>| one.result.is_ok();
     let decisive =
         evaluations.iter().find(redirects).or_else(|| evaluations.iter().find(applies)).or(evaluations.first());
-    let origins = || evaluations.iter().filter_map(Evaluation::origins);
-    let sources = sourced(origins().flat_map(|one| &one.settings));
-    let settings = policy.redirect().map(|redirect| settings(redirect, &sources));
-    let requested = Requested {
-        traffic: sourced(origins().flat_map(|one| &one.exclusions)),
-        containers: sourced(origins().flat_map(|one| &one.containers)),
-    };
+    let mut origins = Origins::default();
+    for ChainOutput { origins: own, .. } in evaluations.iter().filter_map(|one| one.result.as_ref().ok()) {
+        origins.settings.extend_from_slice(&own.settings);
+        origins.exclusions.extend_from_slice(&own.exclusions);
+        origins.containers.extend_from_slice(&own.containers);
+        origins.requests.extend_from_slice(&own.requests);
+    }
+    let settings = policy.redirect().map(|redirect| settings(redirect, &origins.settings));
     // With a primary plugin, several networks can decide about one.
     let mut known = HashSet::new();
-    let requests = origins().flat_map(|one| &one.requests).map(ExplainedRequest::of);
+    let requests = origins.requests.iter().map(ExplainedRequest::of);
     let requests = requests.filter(|request| known.insert(request.clone())).collect();
-    let mut excluded = excluded_traffic(&policy, &requested);
+    let mut excluded = excluded_traffic(&policy, &origins);
     if let Some((redirect, settings)) = policy.redirect().zip(settings.as_ref()) {
         excluded.extend(uncaptured(redirect, settings));
     }
@@ -195,7 +192,7 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
     // Another tool redirects the pod by the same rules.
     let is_captured = policy.redirect().is_some() || (!policy.is_empty() && pod_skip_reason(pod).is_none());
     let containers = if is_captured { application_containers(pod) } else { Vec::new() };
-    let init_containers = init_containers(&containers, &policy, &requested);
+    let init_containers = init_containers(&containers, &policy, &origins);
     let warnings = warnings(subject, &evaluations, &policy, &init_containers);
     let failing = warnings.iter().find(|warning| warning.code == ADD_FAILS);
     let explanation = Explanation {
@@ -211,15 +208,15 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         considered: decisive.map(|decisive| conditions(subject, decisive)).unwrap_or_default(),
         proxy: policy.redirect().map(|redirect| Proxy {
             uid: redirect.proxy_uid.clone(),
-            uid_sources: sources_of(&sources, |key| **key == "proxy_uid"),
+            uid_sources: sources_of(&origins.settings, |key| *key == "proxy_uid"),
             gid: redirect.proxy_gid.clone(),
-            gid_sources: sources_of(&sources, |key| **key == "proxy_gid"),
+            gid_sources: sources_of(&origins.settings, |key| *key == "proxy_gid"),
         }),
         settings: settings.unwrap_or_default(),
         guard: ExplainedGuard::of(&policy, &evaluations),
         exclusions: excluded,
         init_containers,
-        excluded_containers: excluded_containers(&policy, &requested),
+        excluded_containers: excluded_containers(&policy, &origins),
         requests,
         notes: notes(subject, &evaluations, &policy),
         warnings,
@@ -230,7 +227,7 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
 
 fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> Vec<String> {
     let networks = subject.networks.iter().flat_map(|preview| preview.warnings.iter().cloned());
-    let evaluations = evaluations.iter().flat_map(Evaluation::notes).filter(|note| missing_sub_plugin(note).is_none());
+    let evaluations = evaluations.iter().flat_map(|one| one.notes.iter().cloned());
     let pod = &subject.facts.pod;
     let by_ambient = ambient_notes(&subject.facts, policy);
     let usual = policy.redirect().into_iter().flat_map(|_| usual_annotations(pod));

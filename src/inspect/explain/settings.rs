@@ -2,7 +2,7 @@
 //! ports, ranges, groups and interfaces. What Istio excludes by default is not listed.
 
 use super::evaluation::Evaluation;
-use super::exclusions::{ExcludedTraffic, Sourced, sources_of};
+use super::exclusions::{ExcludedTraffic, sources_of};
 use crate::inspect::terminal::joined;
 use crate::policy::{Groups, IdRange, Policy, Ports, Ranges, Redirect, TrafficOwner};
 use crate::sub_plugins::{SettingSource, guards, setting_values};
@@ -44,8 +44,8 @@ impl Setting {
 }
 
 /// Returns every setting of `redirect` that has a source.
-pub(super) fn settings(redirect: &Redirect, origins: &Sourced<&&'static str>) -> Vec<Setting> {
-    let setting = |(key, value)| Setting { key, value, sources: sources_of(origins, |other| **other == key) };
+pub(super) fn settings(redirect: &Redirect, origins: &[(&'static str, SettingSource)]) -> Vec<Setting> {
+    let setting = |(key, value)| Setting { key, value, sources: sources_of(origins, |other| *other == key) };
     setting_values(redirect).map(setting).filter(|setting| !setting.sources.is_empty()).collect()
 }
 

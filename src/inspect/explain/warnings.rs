@@ -1,6 +1,6 @@
 //! Warnings about a configuration or a pod that is valid, but hardly ever has the intended effect.
 
-use super::evaluation::{Evaluation, unselected_network};
+use super::evaluation::{Evaluation, NOT_IN_CHAIN};
 use super::exclusions::{ContainerTraffic, ExcludedPart, InitContainer, application_containers, covers_everything};
 use crate::cni::{NetConf, RuleFormat};
 use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
@@ -13,32 +13,9 @@ use crate::pod::{Facts, Namespace, Pod};
 use crate::policy::{
     DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
-use crate::sub_plugins::{self, DecidedRequest, SubPlugin};
+use crate::sub_plugins::{self, SubPlugin, Warning};
 use ipnet::IpNet;
-use serde::Serialize;
 use std::collections::BTreeSet;
-
-/// The code of a warning that an ADD would fail.
-pub(super) const ADD_FAILS: &str = "add-fails";
-/// The code of the warning about a request whose sub-plugin is not in the chain.
-pub(in crate::inspect) const NOT_IN_CHAIN: &str = "not-in-chain";
-
-/// A warning about the effect of a valid configuration.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Warning {
-    /// The kind of warning; stable.
-    pub code: &'static str,
-    /// The effect.
-    pub what: String,
-    /// What to do.
-    pub next: String,
-}
-
-impl Warning {
-    pub(super) fn new(code: &'static str, what: impl Into<String>, next: impl Into<String>) -> Self {
-        Self { code, what: what.into(), next: next.into() }
-    }
-}
 
 /// Warns about excluded addresses on a node whose socket load balancing replaces Services' addresses.
 fn addresses_of_services(subject: &Subject, policy: &Policy) -> Option<Warning> {
@@ -60,14 +37,13 @@ fn addresses_of_services(subject: &Subject, policy: &Policy) -> Option<Warning> 
 
 /// Warns about executables of the chain whose iptables rules can't exclude traffic from native rules.
 fn executables_beside_native_rules(conf: &NetConf) -> Option<Warning> {
-    let executables: Vec<&str> = sub_plugins::executables(&conf.chain).map(|(kind, _)| kind).collect();
+    let executables = joined(sub_plugins::executables(&conf.chain).map(|(kind, _)| kind));
     (conf.rule_format == Some(RuleFormat::Nftables) && !executables.is_empty()).then(|| {
         let what = format!(
-            "the redirection is in format nftables: iptables rules of {} can't exclude traffic from it",
-            executables.join(", ")
+            "the redirection is in format nftables: iptables rules of {executables} can't exclude traffic from it"
         );
         let next = "set \"dialect\": \"iptables\", or use uid-exclude or dns-exclude instead of the executable";
-        Warning { code: "executable-beside-native-rules", what, next: next.to_owned() }
+        Warning::new("executable-beside-native-rules", what, next)
     })
 }
 
@@ -79,17 +55,17 @@ pub(super) fn warnings(
     init_containers: &[InitContainer],
 ) -> Vec<Warning> {
     let containers = application_containers(&subject.facts.pod);
-    let mut all: Vec<Warning> = evaluations.iter().find(|one| one.lacks_facts).map(add_fails).into_iter().collect();
-    all.extend(evaluations.iter().filter_map(outside_bounds));
-    all.extend(iptables_with_own_users(subject, evaluations));
-    all.extend(not_in_chain(evaluations));
+    // The chain of another attachment can have the sub-plugin of a request.
+    let is_missing = |next: &str| {
+        let mut applied = evaluations.iter().filter(|one| one.result.is_ok());
+        applied.all(|one| one.warnings.iter().any(|warning| warning.next == next))
+    };
+    let of_configurations = evaluations.iter().flat_map(|one| one.warnings.iter().cloned());
+    let mut all: Vec<Warning> =
+        of_configurations.filter(|one| one.code != NOT_IN_CHAIN || is_missing(&one.next)).collect();
     all.extend(excluded_with_application(&containers, policy));
     all.extend(init_containers.iter().filter_map(excluded_after_proxy));
     all.extend(captured_too_early(init_containers, &containers, &subject.facts));
-    all.extend(unselected_network(subject).map(|(why, next)| {
-        let what = format!("Multus does not run this configuration for the pod: {why}");
-        Warning { code: "network-not-selected", what, next }
-    }));
     match policy.ambient {
         true => all.extend(annotations_for_sidecars(&subject.facts.pod)),
         false => all.extend(not_yet_injected(subject)),
@@ -105,31 +81,8 @@ pub(super) fn warnings(
         all.extend(outside_uid_range(subject, namespace));
     }
     all.extend(addresses_of_services(subject, policy));
-    all.extend(sub_plugins::ignored(&subject.facts).into_iter().map(|one| Warning::new(one.code, one.what, one.next)));
+    all.extend(sub_plugins::ignored(&subject.facts));
     all
-}
-
-fn add_fails(evaluation: &Evaluation<'_>) -> Warning {
-    let what = evaluation.of_network("the configuration has no source of pod facts");
-    Warning::new(ADD_FAILS, what, "set kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir")
-}
-
-/// Warns about a request outside the bounds, because of which the pod does not start.
-fn outside_bounds(evaluation: &Evaluation<'_>) -> Option<Warning> {
-    let request = evaluation.result.as_ref().ok()?.rejected(&evaluation.conf.bounds)?;
-    Some(Warning::new(ADD_FAILS, evaluation.of_network(&request.reason()), DecidedRequest::NEXT))
-}
-
-/// Warns about a redirection whose rules the kernel refuses: xt_owner.c requires that the writer of a rule is in the user
-/// namespace of the network namespace.
-fn iptables_with_own_users(subject: &Subject, evaluations: &[Evaluation<'_>]) -> Option<Warning> {
-    let is_refused =
-        |one: &Evaluation<'_>| one.conf.rule_format == Some(RuleFormat::Iptables) && one.policy().redirect().is_some();
-    (subject.facts.pod.has_own_users && evaluations.iter().any(is_refused)).then(|| {
-        let what = "the pod has its own user namespace (hostUsers: false), in which the kernel refuses the redirection in \
-                    format iptables";
-        Warning::new(ADD_FAILS, what, "set dialect to nftables, or remove it")
-    })
 }
 
 /// Warns about a report that does not use the whole configuration of the pod's node.
@@ -269,17 +222,6 @@ fn requesting_annotation(facts: &Facts, container: &ContainerTraffic<'_>) -> Opt
     let requests = [(EXCLUDE_CONTAINERS, Some(container.name())), (EXCLUDE_UIDS, uid.as_deref())];
     let has = |key, item| facts.annotation(key).is_some_and(|(_, all)| all.split(',').any(|one| one.trim() == item));
     requests.into_iter().find_map(|(key, item)| has(key, item?).then_some(key))
-}
-
-/// Warns about requests whose sub-plugin is not in the chain.
-fn not_in_chain(evaluations: &[Evaluation<'_>]) -> Vec<Warning> {
-    let notes = evaluations.iter().flat_map(Evaluation::notes);
-    let warning = |note: String| {
-        let what = note.strip_prefix("warning: ").map(str::to_owned)?;
-        let next = sub_plugins::missing_sub_plugin(&what)?;
-        Some(Warning::new(NOT_IN_CHAIN, what, next))
-    };
-    notes.filter_map(warning).collect()
 }
 
 /// Warns about excluded ports where the sidecar answers DNS: its answer may be an address that only it knows (Istio,

@@ -1,5 +1,6 @@
 //! The agents' pods and DaemonSets, and the nodes, as the command line finds them in the API.
 
+use super::{NodeCheck, NodeResult};
 use crate::cluster::ObjectRef;
 use crate::pod::well_known::PROXY_CONTAINER;
 use serde_json::Value;
@@ -42,10 +43,7 @@ impl AgentPod {
         let state = items(&status["containerStatuses"]).find(|container| container["name"] == CONTAINER);
         let state = &state.unwrap_or(&Value::Null)["state"];
         let reason = || ["waiting", "terminated"].iter().find_map(|kind| state[*kind]["reason"].as_str());
-        let stopped = match metadata["deletionTimestamp"].is_string() {
-            true => Some("the pod is being deleted"),
-            false => (!state["running"].is_object()).then(|| reason().unwrap_or("not started")),
-        };
+        let stopped = (!state["running"].is_object()).then(|| reason().unwrap_or("not started"));
         let is_ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
         let added = &container["securityContext"]["capabilities"]["add"];
         Some(Self {
@@ -68,10 +66,10 @@ impl AgentPod {
     }
 }
 
-/// Returns why a node has no agent according to the DaemonSets of agents, and whether it is `expected` that it has none:
-/// no DaemonSet selects the node, or a node affinity decides, which is not evaluated.
+/// Returns the result of a node without an agent, and why it has none according to the DaemonSets of agents. It is skipped
+/// if no DaemonSet selects the node, or if a node affinity decides, which is not evaluated.
 #[must_use]
-pub fn missing_agent(node: &Value, sets: &[Value]) -> (bool, String) {
+pub fn missing_agent(node: &Value, sets: &[Value]) -> NodeCheck {
     let labels = &node["metadata"]["labels"];
     let selects = |set: &&Value| {
         let selector = set["spec"]["template"]["spec"]["nodeSelector"].as_object();
@@ -79,13 +77,19 @@ pub fn missing_agent(node: &Value, sets: &[Value]) -> (bool, String) {
     };
     let has_affinity = |set: &Value| set["spec"]["template"]["spec"]["affinity"]["nodeAffinity"].is_object();
     let selecting = sets.iter().filter(selects).find(|set| !has_affinity(set));
-    match selecting.and_then(|set| object(&set["metadata"])) {
+    let (result, reason) = match selecting.and_then(|set| object(&set["metadata"])) {
         Some(ObjectRef { namespace, name }) => {
             let next = format!("see kubectl describe daemonset -n {namespace} {name}");
-            (false, format!("no agent, but DaemonSet {namespace}/{name} selects this node; {next}"))
+            let why = format!("no agent, but DaemonSet {namespace}/{name} selects this node; {next}");
+            (NodeResult::Unhealthy, why)
         }
-        None => (true, "no agent; no DaemonSet of an agent selects this node, or one has a node affinity".to_owned()),
-    }
+        None => {
+            let why = "no agent; no DaemonSet of an agent selects this node, or one has a node affinity";
+            (NodeResult::Skipped, why.to_owned())
+        }
+    };
+    let node = node["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    NodeCheck { node, result, reason: Some(reason), ..NodeCheck::default() }
 }
 
 /// Whether a pod has a sidecar.
@@ -158,8 +162,6 @@ mod tests {
         let waiting =
             pod("a", |pod| pod["status"]["containerStatuses"][0]["state"] = json!({"waiting": {"reason": "X"}}));
         assert_eq!(waiting.expect("an agent").stopped.as_deref(), Some("X"));
-        let deleted = pod("a", |pod| pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"));
-        assert!(deleted.expect("an agent").stopped.is_some_and(|why| why.contains("deleted")));
     }
 
     #[test]
@@ -194,7 +196,8 @@ mod tests {
             json!({"metadata": metadata, "spec": {"template": template}})
         };
         let is_expected = |set: Value, os: &str| {
-            missing_agent(&json!({"metadata": {"name": "n", "labels": {"kubernetes.io/os": os}}}), &[set]).0
+            let node = json!({"metadata": {"name": "n", "labels": {"kubernetes.io/os": os}}});
+            missing_agent(&node, &[set]).result == NodeResult::Skipped
         };
         assert!(!is_expected(set(Value::Null), "linux"));
         assert!(is_expected(set(Value::Null), "windows"));

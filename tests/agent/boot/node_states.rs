@@ -1,6 +1,6 @@
 //! Each state of a node in which neither the agent nor the API server gives the facts of a pod.
 
-use crate::boot::scene::{Kind, Scene, TIMEOUT, call, has_rules, starts, waits};
+use crate::boot::scene::{Kind, Scene, call, has_rules, starts, waits};
 use crate::boot::server::{Answer, Server, closed_port};
 use nix::unistd::{Gid, Uid, chown};
 use serde_json::{Value, json};
@@ -8,7 +8,6 @@ use std::fs::{self, Permissions};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
-use std::time::Duration;
 
 const NO_AGENT: &str = "no agent listens on the socket";
 const GET_POD: &str = "GET http";
@@ -21,18 +20,6 @@ fn only_pods_with_a_sidecar_wait_if_the_api_server_refuses_connections() {
         scene.only_pods_with_a_sidecar_wait(11, &parts);
     });
 }
-
-#[test]
-fn only_pods_with_a_sidecar_wait_if_the_api_server_does_not_answer() {
-    Scene::run(|scene| {
-        let server = Server::plain(|_| Answer::Hang);
-        scene.write_kubeconfig(&json!({"server": server.http()}));
-        scene.only_pods_with_a_sidecar_wait(11, &[NO_AGENT, GET_POD, SILENT]);
-    });
-}
-
-/// A server that accepts connections has the configured time.
-const SILENT: &str = "no answer within 5.0 s";
 
 /// The API server is not asked for a pod without a sidecar, so it can't delay the pod.
 #[test]
@@ -92,37 +79,27 @@ fn without_agent(conf: &Value) -> Value {
     conf
 }
 
-/// An API server that reports an error answers, so that the pod may have its facts soon.
+/// Each answer: the code of the error, and what its message contains.
 #[test]
-fn a_pod_with_a_sidecar_waits_for_an_api_server_that_answers_with_an_error() {
-    Scene::run(|scene| {
-        let server = Server::plain(|_| Answer::text(503, "starting"));
-        scene.write_kubeconfig(&json!({"server": server.http()}));
-        let pod = crate::boot::pod::Pod::new();
-        let called = call(&pod, "ADD", &scene.conf(), &Kind::meshed());
-        assert_eq!(called.refused().0, 11);
-        assert!(called.took > TIMEOUT - Duration::from_secs(1), "{:?}", called.took);
-        call(&pod, "DEL", &scene.conf(), &Kind::meshed()).done();
-    });
-}
-
-/// Each status: the code of the error, and what its message contains.
-#[test]
-fn only_pods_with_a_sidecar_wait_if_the_api_server_answers_with_an_error() {
-    let table: [(u16, u64, &str); 6] = [
-        (401, 101, "the credentials in"),
-        (403, 101, "lack the permission to get"),
-        (404, 100, "not found"),
-        (429, 11, "no usable answer"),
-        (500, 11, "no usable answer"),
-        (503, 11, "no usable answer"),
+fn only_pods_with_a_sidecar_wait_if_the_api_server_answers_with_an_error_or_not_at_all() {
+    let table: [(Option<u16>, u64, &str); 7] = [
+        (Some(401), 101, "the credentials in"),
+        (Some(403), 101, "lack the permission to get"),
+        (Some(404), 100, "not found"),
+        (Some(429), 11, "no usable answer"),
+        (Some(500), 11, "no usable answer"),
+        (Some(503), 11, "no usable answer"),
+        // A server that accepts connections has the configured time.
+        (None, 11, "no answer within 5.0 s"),
     ];
     std::thread::scope(|scope| {
         for (status, code, part) in table {
             scope.spawn(move || {
                 Scene::run(|scene| {
-                    let server =
-                        Server::plain(move |_| Answer::Reply(status, "Retry-After: 1\r\n".into(), b"no".into()));
+                    let server = Server::plain(move |_| match status {
+                        Some(status) => Answer::Reply(status, "Retry-After: 1\r\n".into(), b"no".into()),
+                        None => Answer::Hang,
+                    });
                     scene.write_kubeconfig(&json!({"server": server.http()}));
                     scene.only_pods_with_a_sidecar_wait(code, &[NO_AGENT, GET_POD, part]);
                 });

@@ -3,6 +3,7 @@
 use crate::boot::pod::Pod;
 use crate::boot::private_node::{left_in_state, on_a_node_with};
 use crate::boot::server::{Answer, Request};
+use crate::support::api::kubeconfig_of;
 use crate::support::called::{Called, plugin};
 use crate::support::directory::Directory;
 use nix::mount::{MsFlags, mount};
@@ -97,11 +98,7 @@ impl Scene {
 
     /// Writes a kubeconfig with these values of its cluster and a token.
     pub(crate) fn write_kubeconfig(&self, cluster: &Value) {
-        let text = json!({
-            "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-            "clusters": [{"name": "k", "cluster": cluster}], "users": [{"name": "u", "user": {"token": "of-last-month"}}],
-        });
-        fs::write(self.kubeconfig(), text.to_string()).expect("written");
+        fs::write(self.kubeconfig(), kubeconfig_of(cluster, &json!({"token": "of-last-month"}))).expect("written");
     }
 
     /// The node configuration.

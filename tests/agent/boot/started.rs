@@ -2,7 +2,7 @@
 
 use crate::boot::pod::Pod;
 use crate::boot::private_node::left_in_state;
-use crate::boot::scene::{Kind, Scene, call, facts_of_shop, has_rules, is_redirected};
+use crate::boot::scene::{Kind, Scene, call, facts_of_shop, has_rules, is_redirected, starts};
 use crate::boot::server::{Answer, Server, closed_port};
 use serde_json::{Value, json};
 use std::fs;
@@ -26,26 +26,6 @@ fn records(pod: &Pod) -> usize {
     let is_record = |path: &std::path::PathBuf| path.extension().is_some_and(|extension| extension == "json");
     let of_pod = |path: &std::path::PathBuf| path.display().to_string().contains(&pod.container_id) && is_record(path);
     left_in_state().iter().filter(|path| of_pod(path)).count()
-}
-
-fn gc(scene: &Scene, pod: &Pod, valid: &Value) {
-    let mut conf = scene.conf();
-    conf["cni.dev/valid-attachments"] = valid.clone();
-    call(pod, "GC", &conf, &Kind::unknown()).done();
-}
-
-#[test]
-fn gc_keeps_the_pod_and_removes_it_when_the_runtime_has_deleted_it() {
-    Scene::run(|scene| {
-        let pod = started(scene);
-        gc(scene, &pod, &json!([{"containerID": pod.container_id, "ifname": "eth0"}]));
-        assert_eq!(records(&pod), 1);
-        call(&pod, "CHECK", &scene.conf(), &Kind::plain()).done();
-        gc(scene, &pod, &json!([]));
-        assert_eq!(records(&pod), 0);
-        assert_eq!(call(&pod, "CHECK", &scene.conf(), &Kind::plain()).refused().0, 104);
-        call(&pod, "DEL", &scene.conf(), &Kind::plain()).done();
-    });
 }
 
 /// The pod has a container istio-proxy that Istio's injector did not add: without facts, its exclusions are missing.
@@ -95,16 +75,6 @@ fn conf(scene: &Scene) -> Value {
     });
     conf.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
     conf
-}
-
-/// Adds, checks and deletes a pod.
-fn starts(kind: &Kind, conf: &Value) -> String {
-    let pod = Pod::new();
-    let log = call(&pod, "ADD", conf, kind).done().stderr;
-    assert!(!has_rules(&pod));
-    call(&pod, "CHECK", conf, kind).done();
-    call(&pod, "DEL", conf, kind).done();
-    log
 }
 
 fn waits(kind: &Kind, conf: &Value, code: u64, parts: &[&str]) {

@@ -30,8 +30,7 @@ fn label_namespace(api: &Api, mode: Option<&str>) {
 fn added(scene: &Scene<'_>, api: &Api, name: &str) -> Pod {
     let pod = Pod::new(scene, name).without_sidecar();
     pod.unset("sidecar.istio.io/status");
-    pod.set(EXCLUDE_UIDS, "0,7000");
-    publish(api, &pod);
+    pod.annotate(api, EXCLUDE_UIDS, "0,7000");
     pod.call(scene, "ADD").expect("added");
     assert!(!pod.rules().contains("detour-exclusions"), "{}", pod.rules());
     pod

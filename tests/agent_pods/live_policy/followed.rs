@@ -10,11 +10,8 @@ use serde_json::json;
 #[test]
 fn a_pod_follows_its_annotations_and_those_of_its_namespace() {
     scene(|scene, api| {
-        let _agent = scene.agent(&[]);
-        let pod = Pod::added(scene, api, "web-0", &[]);
-        scene.wait_for_counts([1, 0, 0, 0]);
-        pod.set(EXCLUDE_PORTS, "3306");
-        publish(api, &pod);
+        let (_agent, pod) = scene.agent_and_pod(api);
+        pod.annotate(api, EXCLUDE_PORTS, "3306");
         pod.until(|pod| pod.excludes_port(3306));
         let message = wait_for_event(api, &pod, "DetourPolicyChanged", "outbound_ports_exclude: 3306");
         assert!(message.contains("(before: 15020)"), "{message}");
@@ -28,8 +25,7 @@ fn a_pod_follows_its_annotations_and_those_of_its_namespace() {
         wait_for_event(api, &pod, "DetourPolicyChanged", "no longer excluded: UID 7000");
         scene.wait_for_counts([1, 0, 0, 0]);
         assert_eq!(events(api, &pod, "DetourPolicyRejected"), [""; 0]);
-        pod.set("detour.io/exclude-containers", "web");
-        publish(api, &pod);
+        pod.annotate(api, "detour.io/exclude-containers", "web");
         pod.until(|pod| pod.rules().contains("set excluded-all"));
         pod.call(scene, "CHECK").expect("no drift");
         pod.call(scene, "DEL").expect("deleted");
@@ -45,15 +41,13 @@ fn the_redirection_stays_as_it_was_when_the_pod_started() {
         let pod = Pod::added(scene, api, "web-0", &[]);
         scene.wait_for_counts([1, 0, 0, 0]);
         pod.set("sidecar.istio.io/interceptionMode", "TPROXY");
-        pod.set(EXCLUDE_PORTS, "3306");
-        publish(api, &pod);
+        pod.annotate(api, EXCLUDE_PORTS, "3306");
         pod.until(|pod| pod.excludes_port(3306));
         let mangle = || crate::support::new_netns::tool_in(&pod.netns(), "iptables-save", &["-t", "mangle"], "");
         assert!(!mangle().contains("TPROXY"));
         pod.set("sidecar.istio.io/inject", "false");
         pod.unset("sidecar.istio.io/status");
-        pod.set(EXCLUDE_PORTS, "3307");
-        publish(api, &pod);
+        pod.annotate(api, EXCLUDE_PORTS, "3307");
         pod.until(|pod| pod.excludes_port(3307) && pod.rules().contains("ISTIO_REDIRECT"));
         scene.wait_for_counts([1, 0, 0, 0]);
         until("the metric", || sample(&address, "detour_pods{policy=\"current\"}") == Some(1));
@@ -69,8 +63,7 @@ fn without_live_policy_a_pod_keeps_its_policy_and_its_rules_are_restored() {
         assert_eq!(report.follows, Some(false));
         let before = pod.rules();
         crate::support::new_netns::tool_in(&pod.netns(), "iptables", &["-t", "nat", "-F", "ISTIO_OUTPUT"], "");
-        pod.set(EXCLUDE_PORTS, "3306");
-        publish(api, &pod);
+        pod.annotate(api, EXCLUDE_PORTS, "3306");
         wait_for_event(api, &pod, "DetourRepaired", "drifted");
         assert_eq!(pod.rules(), before);
         assert_eq!(events(api, &pod, "DetourPolicyChanged"), [""; 0]);
@@ -81,12 +74,9 @@ fn without_live_policy_a_pod_keeps_its_policy_and_its_rules_are_restored() {
 #[test]
 fn a_change_while_no_agent_ran_is_applied_and_counted_after_the_start() {
     scene(|scene, api| {
-        let agent = scene.agent(&[]);
-        let pod = Pod::added(scene, api, "web-0", &[]);
-        scene.wait_for_counts([1, 0, 0, 0]);
+        let (agent, pod) = scene.agent_and_pod(api);
         drop(agent);
-        pod.set(EXCLUDE_PORTS, "3306");
-        publish(api, &pod);
+        pod.annotate(api, EXCLUDE_PORTS, "3306");
         let (_agent, address) = scene.agent_with_metrics(&[]);
         pod.until(|pod| pod.excludes_port(3306));
         scene.wait_for_counts([1, 0, 0, 0]);
@@ -145,23 +135,26 @@ fn one_of_two_agents_changes_a_pod() {
         let pod = Pod::added(scene, api, "web-0", &[]);
         scene.wait_for_counts([1, 0, 0, 0]);
         let second = scene.starting_agent("b", &["--health-address=127.0.0.1:0"]);
-        let lines = second.wait_for_logs(&["serving /healthz", "this agent is on standby"]);
+        let parts = ["serving /healthz", "watching pods", "watching namespaces", "this agent is on standby"];
+        let lines = second.wait_for_logs(&parts);
         let line = lines.iter().find(|line| line.contains("address=")).expect("its address");
         let other = line.split("address=").nth(1).expect("one").trim().to_owned();
-        pod.set(EXCLUDE_PORTS, "3306");
-        publish(api, &pod);
+        pod.annotate(api, EXCLUDE_PORTS, "3306");
         pod.until(|pod| pod.excludes_port(3306));
         wait_for_event(api, &pod, "DetourPolicyChanged", "3306");
         let applied = "detour_policy_changes_total{result=\"applied\"}";
         until("the metric", || sample(&address, applied) == Some(1));
         assert_eq!(sample(&other, applied), Some(0));
         drop(first);
-        pod.set(EXCLUDE_PORTS, "3307");
-        publish(api, &pod);
+        pod.annotate(api, EXCLUDE_PORTS, "3307");
         pod.until(|pod| pod.excludes_port(3307));
         until("the metric", || sample(&other, "detour_pods{policy=\"current\"}") == Some(1));
         wait_for_event(api, &pod, "DetourPolicyChanged", "3307");
-        assert_eq!(events(api, &pod, "DetourPolicyChanged").len(), 2);
+        assert_eq!(sample(&other, applied), Some(1), "it does not repeat the change of the first agent");
+        // An agent on a busy machine sends a request again that has no answer in time.
+        let mut messages = events(api, &pod, "DetourPolicyChanged");
+        messages.dedup();
+        assert_eq!(messages.len(), 2, "{messages:#?}");
     });
 }
 
@@ -183,8 +176,7 @@ fn running_pods_follow_the_nodes_configuration() {
         scene.wait_for_counts([3, 0, 0, 0]);
         // An invalid configuration is refused for the whole node.
         scene.configure(&CHAIN.replace(r#""uid-exclude""#, r#""uid-exclude", "uids": ["abc"]"#));
-        pods[0].set(EXCLUDE_PORTS, "3306");
-        publish(api, &pods[0]);
+        pods[0].annotate(api, EXCLUDE_PORTS, "3306");
         pods[0].until(|pod| pod.excludes_port(3306) && pod.excludes_uid(7000));
         scene.configure(CHAIN);
         for pod in &pods {

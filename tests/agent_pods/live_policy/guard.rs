@@ -92,12 +92,11 @@ fn a_pod_keeps_its_guard_if_its_author_turns_the_injection_off_later() {
         assert!(has_guard(&pod));
         pod.label("sidecar.istio.io/inject", "false");
         pod.set("sidecar.istio.io/inject", "false");
-        pod.set(EXCLUDE_UIDS, "7000");
-        publish(api, &pod);
+        pod.annotate(api, EXCLUDE_UIDS, "7000");
         // Nothing else changes with it, so wait for a comparison.
         pause();
         scene.wait_for_counts([1, 0, 0, 0]);
-        check_until(api, &pod, || scene.report().current == 1);
+        check_until(api, &pod, || scene.report().counts.current == 1);
         assert!(has_guard(&pod));
         pod.unset("sidecar.istio.io/status");
         publish(api, &pod);

@@ -19,8 +19,7 @@ fn a_bad_value_counts_as_absent_and_its_event_contains_it() {
         let _agent = scene.agent(&[]);
         let pod = Pod::added(scene, api, "web-0", &[(EXCLUDE_PORTS, "3306")]);
         scene.wait_for_counts([1, 0, 0, 0]);
-        pod.set(EXCLUDE_PORTS, "80,33o6\u{1b}[2J");
-        publish(api, &pod);
+        pod.annotate(api, EXCLUDE_PORTS, "80,33o6\u{1b}[2J");
         let message = wait_for_event(api, &pod, "DetourPolicyRejected", "33o6");
         assert!(message.contains("web-0") && message.contains(EXCLUDE_PORTS), "{message}");
         assert!(message.contains("without effect for the running pod") && !message.contains('\u{1b}'), "{message}");
@@ -28,20 +27,16 @@ fn a_bad_value_counts_as_absent_and_its_event_contains_it() {
         let report = scene.wait_for_counts([0, 1, 0, 0]);
         assert_eq!(report.findings[0].state, "rejected");
         // A valid value of another sub-plugin is applied.
-        pod.set(EXCLUDE_UIDS, "6000");
-        publish(api, &pod);
+        pod.annotate(api, EXCLUDE_UIDS, "6000");
         pod.until(|pod| pod.excludes_uid(6000));
         // An unrelated change does not repeat the Event.
-        pod.set("example.com/other", "1");
-        publish(api, &pod);
+        pod.annotate(api, "example.com/other", "1");
         pod.set(EXCLUDE_PORTS, "80");
-        pod.set(EXCLUDE_UIDS, "abc");
-        publish(api, &pod);
+        pod.annotate(api, EXCLUDE_UIDS, "abc");
         wait_for_event(api, &pod, "DetourPolicyRejected", "abc");
         pod.until(|pod| pod.excludes_port(80) && !pod.excludes_uid(6000));
         assert_eq!(events(api, &pod, "DetourPolicyRejected").len(), 2);
-        pod.set(EXCLUDE_UIDS, "7000");
-        publish(api, &pod);
+        pod.annotate(api, EXCLUDE_UIDS, "7000");
         pod.until(|pod| pod.excludes_uid(7000) && pod.excludes_port(80));
         scene.wait_for_counts([1, 0, 0, 0]);
     });
@@ -64,8 +59,7 @@ fn attachments_with_different_settings_capture_what_one_of_them_captures() {
         scene.wait_for_counts([1, 0, 0, 0]);
         scene.configure(&without.replace("false", "true"));
         wait_for_event(api, &pod, "DetourPolicyChanged", "capture_secondary_networks: true (before: false)");
-        pod.set(EXCLUDE_PORTS, "3306");
-        publish(api, &pod);
+        pod.annotate(api, EXCLUDE_PORTS, "3306");
         pod.until(|pod| pod.excludes_port(3306));
         scene.wait_for_counts([1, 0, 0, 0]);
     });
@@ -120,8 +114,7 @@ fn the_newest_sandbox_of_a_pod_follows() {
         newer.set_uid(&older.uid);
         assert!(newer.sandbox < older.sandbox);
         newer.call(scene, "ADD").expect("added");
-        newer.set(EXCLUDE_UIDS, "7000");
-        publish(api, &newer);
+        newer.annotate(api, EXCLUDE_UIDS, "7000");
         newer.until(|pod| pod.excludes_uid(7000));
         assert!(!older.excludes_uid(7000));
     });
@@ -133,8 +126,7 @@ fn tighter_bounds_end_bypasses_also_of_other_attachments_and_beside_an_invalid_v
         let _agent = scene.agent(&[]);
         let pod = Pod::added(scene, api, "web-0", &[(EXCLUDE_UIDS, "7000,8000")]);
         let invalid = Pod::added(scene, api, "invalid", &[(EXCLUDE_UIDS, "7000,8000")]);
-        invalid.set(EXCLUDE_UIDS, "7000,8000,x");
-        publish(api, &invalid);
+        invalid.annotate(api, EXCLUDE_UIDS, "7000,8000,x");
         // The agent does not know the configuration of this network.
         let attached = Pod::added(scene, api, "attached", &[(EXCLUDE_UIDS, "7000,8000")]);
         attached.call(scene, "DEL").expect("removed");
@@ -156,8 +148,7 @@ fn tighter_bounds_end_bypasses_also_of_other_attachments_and_beside_an_invalid_v
         }
         // A new pod with such a request does not start, and the wider bounds apply to running pods too.
         let new = Pod::new(scene, "new");
-        new.set(EXCLUDE_UIDS, "8000");
-        publish(api, &new);
+        new.annotate(api, EXCLUDE_UIDS, "8000");
         let error = new.call(scene, "ADD").expect_err("outside the bounds");
         assert!(error.contains("outside the bounds"), "{error}");
         scene.configure(CHAIN);
@@ -220,20 +211,16 @@ fn a_busy_network_namespace_is_retried_and_delays_no_other_pod() {
 #[test]
 fn without_the_api_server_rules_still_change_and_reports_wait() {
     scene(|scene, api| {
-        let agent = scene.agent(&[]);
-        let pod = Pod::added(scene, api, "web-0", &[]);
-        scene.wait_for_counts([1, 0, 0, 0]);
+        let (agent, pod) = scene.agent_and_pod(api);
         api.refuse_writes(Some(503));
-        pod.set(EXCLUDE_PORTS, "3306");
-        publish(api, &pod);
+        pod.annotate(api, EXCLUDE_PORTS, "3306");
         pod.until(|pod| pod.excludes_port(3306));
         scene.wait_for_counts([1, 0, 0, 0]);
         assert_eq!(events(api, &pod, "DetourPolicyChanged"), [""; 0]);
         api.refuse_writes(None);
         wait_for_event(api, &pod, "DetourPolicyChanged", "3306");
         // A change that was delivered before the connection broke.
-        pod.set(EXCLUDE_PORTS, "3307");
-        publish(api, &pod);
+        pod.annotate(api, EXCLUDE_PORTS, "3307");
         api.go_down();
         pod.until(|pod| pod.excludes_port(3307));
         let started = Instant::now();
@@ -251,8 +238,7 @@ fn a_missing_right_is_logged_once_and_stops_nothing() {
         scene.wait_for_counts([3, 0, 0, 0]);
         for port in [3306, 3307] {
             for pod in &pods {
-                pod.set(EXCLUDE_PORTS, &port.to_string());
-                publish(api, pod);
+                pod.annotate(api, EXCLUDE_PORTS, &port.to_string());
             }
             pods.iter().for_each(|pod| pod.until(|pod| pod.excludes_port(port)));
         }

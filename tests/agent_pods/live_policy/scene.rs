@@ -7,7 +7,7 @@ use crate::live_policy::node::{self, Node, id};
 use crate::support::health::fetch;
 use crate::support::node_pod::NodePod;
 pub(crate) use crate::support::wait::{DEADLINE, pause, until};
-use detour_cni::cluster::agent::{PoliciesReport, pod_policies};
+use detour_cni::cluster::agent::{PoliciesReport, PolicyCounts, pod_policies};
 use serde_json::{Value, json};
 use std::fs;
 use std::ops::Deref;
@@ -74,19 +74,16 @@ impl Scene<'_> {
         (agent, address)
     }
 
+    /// Starts an agent, and adds the pod `web-0`. Waits until the agent has it.
+    pub(crate) fn agent_and_pod(&self, api: &Api) -> (Agent, Pod) {
+        let (agent, pod) = (self.agent(&[]), Pod::added(self, api, "web-0", &[]));
+        self.wait_for_counts([1, 0, 0, 0]);
+        (agent, pod)
+    }
+
     /// Starts an agent with this host name.
     pub(crate) fn starting_agent(&self, name: &str, more: &[&str]) -> Agent {
-        let mut arguments = vec![
-            "agent".to_owned(),
-            "--platform=kubernetes".to_owned(),
-            "--node-name=node-1".to_owned(),
-            format!("--root={ROOT}"),
-            format!("--api-server={}", self.url),
-            format!("--service-account={}", reach("/account").display()),
-            format!("--config={}", reach("/config/agent.json").display()),
-        ];
-        arguments.extend(more.iter().map(ToString::to_string));
-        Agent::spawn(name, &arguments)
+        Agent::spawn(name, &agent_node::agent_arguments(Path::new(ROOT), &self.url, more))
     }
 
     /// Returns the installed entry of the cluster network's list as the runtime passes it.
@@ -112,7 +109,8 @@ impl Scene<'_> {
         let deadline = Instant::now() + DEADLINE;
         while Instant::now() < deadline {
             last = self.report();
-            if [last.current, last.rejected, last.failed, last.none] == expected {
+            let PolicyCounts { current, rejected, failed, none, .. } = last.counts;
+            if [current, rejected, failed, none] == expected {
                 return last;
             }
             pause();
@@ -184,6 +182,12 @@ impl Pod {
         publish(api, &pod);
         pod.call(scene, "ADD").expect("added");
         pod
+    }
+
+    /// Sets an annotation, and publishes the pod.
+    pub(crate) fn annotate(&self, api: &Api, key: &str, value: &str) {
+        self.set(key, value);
+        publish(api, self);
     }
 
     /// Sets the UID, for another sandbox of a pod.

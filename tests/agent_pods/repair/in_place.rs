@@ -2,6 +2,7 @@
 
 use crate::repair::kernel::Kernel;
 use crate::repair::scene::{Pod, Scene, assert_is, event, one, scene};
+use detour_cni::agent::RepairMode;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -86,20 +87,6 @@ fn names_without_rules_neither_remove_a_redirection_nor_prevent_its_repair() {
     });
 }
 
-/// As beside Istio's CNI plugin in the cluster network's configuration list.
-#[test]
-fn another_tools_entry_of_a_known_type_in_the_list_does_not_prevent_repairs() {
-    scene(|scene| {
-        scene.add_entry(&json!({"type": "istio-cni", "kubernetes": {"exclude_namespaces": ["kube-system"]}}));
-        let pod = scene.pod();
-        let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
-        repair.run_pass(&[Arc::clone(&observed)], start);
-        let done = one(repair.run_pass(&[Arc::clone(&observed)], start + 5 * SECOND));
-        assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again");
-        is_as_plain_until_deleted(scene, &pod);
-    });
-}
-
 #[test]
 fn without_the_nodes_state_directory_no_pod_is_repaired() {
     scene(|scene| {
@@ -111,15 +98,18 @@ fn without_the_nodes_state_directory_no_pod_is_repaired() {
 }
 
 #[test]
-fn a_missing_rule_is_restored_without_a_source_of_facts() {
+fn a_missing_rule_is_restored_in_each_mode_and_without_a_source_of_facts() {
     scene(|scene| {
         let pod = scene.pod();
         pod.call(scene, "ADD");
         std::fs::remove_dir_all(scene.node.root.join("manifests")).expect("removed");
-        pod.tool("iptables", &["-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
-        let done = one(scene.repair().run_pass(&[Arc::new(pod.observed())], Instant::now()));
-        assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again: its rules had drifted");
-        pod.call(scene, "CHECK");
+        for mode in [RepairMode::InPlace, RepairMode::Delete] {
+            pod.tool("iptables", &["-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
+            let done = one(scene.repair_by(mode).run_pass(&[Arc::new(pod.observed())], Instant::now()));
+            assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again: its rules had drifted");
+            pod.call(scene, "CHECK");
+        }
+        assert!(scene.request_bodies("DELETE").is_empty());
     });
 }
 
@@ -203,21 +193,6 @@ fn saved_state_without_a_del_is_removed_with_the_netns_at_the_runtimes_path() {
         assert!(!kept_at("/run/netns-of-test/gone"));
         assert!(kept_at("/run/netns-of-test/not-propagated"));
         assert!(kept_at("/run/not-mounted/gone"));
-    });
-}
-
-/// An ADD of the runtime would fail, but the pod runs already.
-#[test]
-fn a_pod_is_redirected_without_its_requests_outside_the_bounds() {
-    scene(|scene| {
-        scene.install(&json!([{"type": "istio-redirect"}, {"type": "uid-exclude"}]));
-        let mut pod = scene.pod();
-        pod.annotate(scene, "detour.io/exclude-uids", "7000,*");
-        let done = one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now()));
-        assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again");
-        let exclusions = pod.tool("nft", &["list", "chain", "inet", "detour-exclusions", "DETOUR_OUTPUT"], "");
-        assert!(exclusions.contains("skuid 7000"), "{exclusions}");
-        assert!(pod.tool("iptables-save", &["-t", "nat"], "").contains("--to-ports 15001"));
     });
 }
 

@@ -5,6 +5,7 @@ use crate::repair::api::{Api, NAMESPACES, PODS};
 use crate::repair::kernel::Kernel;
 use crate::repair::scene::{Repair, Scene, assert_is, event, on_event_loop, one, scene, scene_with};
 use crate::repair::server::{Answer, Request};
+use crate::support::agent_node::agent_arguments;
 use crate::support::wait::until;
 use detour_cni::agent::taint::TaintController;
 use detour_cni::agent::{ObservedPod, RepairMode};
@@ -83,30 +84,6 @@ fn a_pod_that_can_not_be_repaired_keeps_running_and_has_one_event_an_hour() {
         let failed = event("DetourRepairFailed", "Warning");
         assert_eq!(scene.events(2), [failed.clone(), failed]);
     });
-}
-
-#[test]
-fn drift_is_repaired_in_place_in_every_mode() {
-    scene(|scene| {
-        let pod = scene.pod();
-        pod.call(scene, "ADD");
-        pod.tool("nft", &["flush", "ruleset"], "");
-        let done = one(scene.repair_by(RepairMode::Delete).run_pass(&[Arc::new(pod.observed())], Instant::now()));
-        assert_is(&done, "DetourRepaired", "its rules had drifted");
-        assert!(scene.request_bodies("DELETE").is_empty());
-    });
-}
-
-#[test]
-fn an_unavailable_api_server_delays_no_repair() {
-    scene_with(
-        |_| Answer::Close,
-        |scene| {
-            let pod = scene.pod();
-            let done = one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now()));
-            assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again");
-        },
-    );
 }
 
 #[test]
@@ -190,22 +167,11 @@ fn a_pod_with_native_rules_and_without_saved_state_is_not_deleted() {
 }
 
 fn start(scene: &Scene<'_>, api: &Api) -> Agent {
-    let root = scene.node.root.display();
     scene.account();
     // As the pod that it is compared with.
-    let config = scene.node.root.join("agent-config.json");
-    std::fs::write(&config, r#"{"chain": [{"type": "istio-redirect"}]}"#).expect("written");
-    let arguments = [
-        "agent".to_owned(),
-        "--platform=kubernetes".to_owned(),
-        "--node-name=node-1".to_owned(),
-        "--taint=cni.istio.io/not-ready".to_owned(),
-        format!("--root={root}"),
-        format!("--api-server={}", api.url()),
-        format!("--service-account={root}/account"),
-        format!("--config={}", config.display()),
-    ];
-    Agent::spawn("a", &arguments)
+    scene.write("/config/agent.json", r#"{"chain": [{"type": "istio-redirect"}]}"#);
+    let taint = ["--taint=cni.istio.io/not-ready"];
+    Agent::spawn("a", &agent_arguments(&scene.node.root, &api.url(), &taint))
 }
 
 #[test]
@@ -274,15 +240,15 @@ const KEY: &str = "cni.istio.io/not-ready";
 const END_TIMEOUT: Duration = Duration::from_secs(3);
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Returns an API server with a node, and the changes of its taints. The first `conflicts` changes are refused.
-fn node(taints: &Value, conflicts: usize) -> (impl Fn(&Request) -> Answer + Send + Sync + 'static, Receiver<Value>) {
+/// Returns an API server with a node, and the changes of its taints. The first change is refused.
+fn node(taints: &Value) -> (impl Fn(&Request) -> Answer + Send + Sync + 'static, Receiver<Value>) {
     let (taints, (changed, changes)) = (Mutex::new((taints.clone(), 1_u32)), channel());
     let changed = Mutex::new(changed);
     let script = move |request: &Request| {
         let mut state = taints.lock().expect("unpoisoned");
         if request.line.starts_with("PATCH /api/v1/nodes/node-1") {
             let body: Value = serde_json::from_slice(&request.body).expect("JSON");
-            if request.nth < conflicts {
+            if request.nth == 0 {
                 state.1 += 1;
             }
             if body["metadata"]["resourceVersion"] != json!(state.1.to_string()) {
@@ -309,7 +275,7 @@ fn start_taint(scene: &Scene<'_>) -> TaintController {
 fn the_taint_is_added_and_removed_and_others_stay() {
     let foreign = json!({"key": "other", "effect": "NoExecute", "value": "x", "timeAdded": "2026-01-01T00:00:00Z"});
     let ours = json!({"key": KEY, "effect": "NoSchedule"});
-    let (script, changes) = node(&json!([foreign]), 1);
+    let (script, changes) = node(&json!([foreign]));
     let changes = Arc::new(Mutex::new(changes));
     scene_with(script, move |scene| {
         let changes = changes.lock().expect("unpoisoned");
@@ -329,21 +295,5 @@ fn the_taint_is_added_and_removed_and_others_stay() {
         let is_waited_for = started.elapsed() < END_TIMEOUT;
         let change = if is_waited_for { changes.try_recv().ok() } else { changes.recv_timeout(DEADLINE).ok() };
         assert_eq!(change, Some(json!([foreign])), "the end has waited for it: {is_waited_for}");
-    });
-}
-
-#[test]
-fn a_refused_request_is_retried() {
-    let (script, changes) = node(&Value::Null, 0);
-    let changes = Arc::new(Mutex::new(changes));
-    let granted_later = move |request: &Request| match request.nth {
-        0 => Answer::json(403, &json!({"kind": "Status", "message": "nodes \"node-1\" is forbidden"})),
-        _ => script(request),
-    };
-    scene_with(granted_later, move |scene| {
-        let taint = start_taint(scene);
-        taint.set_ready(false);
-        let wanted = Ok(json!([{"key": KEY, "effect": "NoSchedule"}]));
-        assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
     });
 }

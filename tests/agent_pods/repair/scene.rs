@@ -68,7 +68,7 @@ pub(crate) fn scene_with(
 }
 
 impl Scene<'_> {
-    fn write(&self, path: &str, text: &str) {
+    pub(crate) fn write(&self, path: &str, text: &str) {
         let path = self.node.root.join(path.trim_start_matches('/'));
         fs::create_dir_all(path.parent().expect("a directory")).expect("made");
         fs::write(path, text).expect("written");
@@ -90,14 +90,6 @@ impl Scene<'_> {
         let listed = FileRecord { role: Role::Entry, sha256: Vec::new(), plugin: Some("detour".into()), source: None };
         self.log(&InstallRecord { files: [(host(LIST), listed)].into(), ..InstallRecord::default() });
         fs::create_dir_all(self.manifests()).expect("made");
-    }
-
-    /// Adds an entry of another tool to the cluster network's list.
-    pub(crate) fn add_entry(&self, entry: &Value) {
-        let path = self.node.root.join(LIST.trim_start_matches('/'));
-        let mut list: Value = serde_json::from_slice(&fs::read(path).expect("installed")).expect("JSON");
-        list["plugins"].as_array_mut().expect("a list").insert(1, entry.clone());
-        self.write(LIST, &list.to_string());
     }
 
     fn manifests(&self) -> PathBuf {

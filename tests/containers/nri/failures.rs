@@ -1,10 +1,9 @@
 //! Failures of the connection: the plugin reports the cause of each one, and reconnects.
 
 use super::peer::{
-    Call, DEADLINE, EMPTY, PLUGIN, Peer, Plugin, Report, Runtime, bytes, call, configuration, container, error, event,
-    frame, integer, pod, socket_path, started,
+    Call, DEADLINE, EMPTY, NriStatus, PLUGIN, Peer, Plugin, Report, Runtime, bytes, call, configuration, container,
+    error, event, frame, integer, pod, socket_path, started,
 };
-use detour_cni::agent::nri::NriStatus;
 use std::fs::Permissions;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{PermissionsExt, chown};

@@ -1,7 +1,7 @@
 //! The plugin on its own thread, and a simulated runtime, which encodes its messages independently of the plugin.
 
 use crate::support::directory::Directory;
-use detour_cni::agent::nri::{self, NriContainer, NriPod, NriReport, NriStatus};
+use detour_cni::agent::nri::{self, NriContainer, NriPod, NriReport};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -233,6 +233,13 @@ pub(crate) enum Report {
     Status(NriStatus),
 }
 
+/// Whether the runtime reports containers to the plugin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NriStatus {
+    Disconnected(String),
+    Registered { runtime: String, version: String },
+}
+
 /// A running plugin. It ends with this value.
 pub(crate) struct Plugin {
     reports: Receiver<Report>,
@@ -262,19 +269,26 @@ impl Plugin {
         });
         thread::spawn(move || {
             while let Some(report) = received.blocking_recv() {
+                let mut registered = None;
                 let (call, answer) = match report {
-                    NriReport::Status(status) => {
-                        let _ = sender.send(Report::Status(status));
+                    NriReport::Disconnected(why) => {
+                        let _ = sender.send(Report::Status(NriStatus::Disconnected(why)));
                         continue;
                     }
                     NriReport::Start(pod, container, answer) => (Call::Start(pod, container), Some(answer)),
-                    NriReport::Synchronized(pods, containers) => (Call::Synchronize(pods, containers), None),
+                    NriReport::Registered { runtime, version, pods, containers } => {
+                        registered = Some(NriStatus::Registered { runtime, version });
+                        (Call::Synchronize(pods, containers), None)
+                    }
                     NriReport::Started(pod, container) => (Call::Started(pod, container), None),
                     NriReport::Stopped(pod, container) => (Call::Stopped(pod, container), None),
                     NriReport::Removed(pod, container) => (Call::Removed(pod, container), None),
                 };
                 // Fails if the test has ended.
                 let _ = sender.send(Report::Call(call.clone()));
+                if let Some(status) = registered {
+                    let _ = sender.send(Report::Status(status));
+                }
                 work(&call);
                 answer.map(|answer| answer.send(()));
             }

@@ -2,11 +2,11 @@
 //! each call gets its answer.
 
 use super::peer::{
-    Call, DEADLINE, EMPTY, PLUGIN, Plugin, Report, Runtime, bytes, configuration, container, entry, error, event,
-    integer, pod, registered, socket_path, started, state_change,
+    Call, DEADLINE, EMPTY, NriStatus, PLUGIN, Plugin, Report, Runtime, bytes, configuration, container, entry, error,
+    event, integer, pod, registered, socket_path, started, state_change,
 };
 use crate::support::background::Running;
-use detour_cni::agent::nri::{NriContainer, NriPod, NriStatus};
+use detour_cni::agent::nri::{NriContainer, NriPod};
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};

@@ -2,20 +2,23 @@
 //! `tests/golden/own_list.md`, below `NAME/before`.
 
 use crate::support::golden::cases;
+use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 pub(crate) const GOLDEN: &str = "own_list.md";
 
 /// How a program replaces a file.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Method {
     /// Truncates the file and writes it in place.
     InPlace,
     /// Writes a file of this name in the same directory, and renames it.
-    Rename(&'static str),
+    Rename(String),
     /// Removes the file and creates it again.
     Recreate,
     /// The file is a symbolic link through `..data`, which is replaced, as the kubelet does in volumes.
@@ -24,7 +27,7 @@ pub(crate) enum Method {
 
 impl Method {
     /// Replaces the file `name` in `directory`.
-    pub(crate) fn write(self, directory: &Path, name: &str, text: &str) {
+    pub(crate) fn write(&self, directory: &Path, name: &str, text: &str) {
         let path = directory.join(name);
         match self {
             Self::InPlace => fs::write(&path, text).expect("written"),
@@ -61,133 +64,30 @@ impl Method {
     }
 }
 
-/// A cluster CNI.
-#[derive(Debug, Clone, Copy)]
+/// A cluster CNI, as cluster_cnis.yaml describes it.
+#[derive(Debug, Clone, Deserialize)]
 pub(crate) struct ClusterCni {
     /// Its name in the golden file.
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     /// The source code that writes the file: repository and commit, path, function.
-    pub(crate) source: &'static str,
+    pub(crate) source: String,
     /// The file that it writes.
-    pub(crate) file: &'static str,
+    pub(crate) file: String,
     /// The file's permission bits.
-    pub(crate) mode: u32,
+    mode: String,
     /// How it writes the file.
     pub(crate) method: Method,
     /// A text in the file, and the text that an upgrade puts in its place.
-    pub(crate) change: (&'static str, &'static str),
+    pub(crate) change: (String, String),
 }
 
-pub(crate) const CLUSTER_CNIS: [ClusterCni; 12] = [
-    ClusterCni {
-        name: "calico",
-        source: "projectcalico/calico 37e585c6, cni-plugin/pkg/install/install.go, writeCNIConfig, with the \
-                 template of manifests/calico.yaml",
-        file: "10-calico.conflist",
-        mode: 0o644,
-        method: Method::InPlace,
-        change: ("\"mtu\": 1500", "\"mtu\": 1450"),
-    },
-    ClusterCni {
-        name: "cilium",
-        source: "cilium/cilium 01990e1c, daemon/cmd/cni/config.go, setupCNIConfFile (renameio)",
-        file: "05-cilium.conflist",
-        mode: 0o644,
-        method: Method::Rename(".05-cilium.conflist483920"),
-        change: ("\"enable-debug\": false", "\"enable-debug\": true"),
-    },
-    ClusterCni {
-        name: "flannel",
-        source: "flannel-io/flannel 49472241 (v0.28.5), cmd/install_conf/main.go; cp -f before",
-        file: "10-flannel.conflist",
-        mode: 0o644,
-        method: Method::Rename(".10-flannel.conflist.tmp"),
-        change: ("\"hairpinMode\": true", "\"hairpinMode\": false"),
-    },
-    ClusterCni {
-        name: "kindnet",
-        source: "kubernetes-sigs/kind 26637e29, images/kindnetd/cmd/kindnetd/cni.go, CNIConfigWriter",
-        file: "10-kindnet.conflist",
-        mode: 0o644,
-        method: Method::Rename("10-kindnet.conflist.temp"),
-        change: ("\"mtu\": 1500", "\"mtu\": 65535"),
-    },
-    ClusterCni {
-        name: "aws",
-        source: "aws/amazon-vpc-cni-k8s 0129baff, cmd/aws-vpc-cni/main.go and utils/cp/cp.go, CopyFile, after \
-                 the IPAM daemon is ready",
-        file: "10-aws.conflist",
-        mode: 0o644,
-        method: Method::Rename("10-aws.conflist.tmp"),
-        change: ("\"mtu\": \"9001\"", "\"mtu\": \"1500\""),
-    },
-    ClusterCni {
-        name: "azure",
-        source: "Azure/azure-container-networking 19ac1335, cns/cniconflist/generator_linux.go, V4OverlayGenerator",
-        file: "15-azure-swift-overlay.conflist",
-        mode: 0o644,
-        method: Method::Rename("15-azure-swift-overlay.conflist.tmp"),
-        change: ("v4overlay", "dualStackOverlay"),
-    },
-    ClusterCni {
-        name: "ovn-kubernetes",
-        source: "ovn-org/ovn-kubernetes, go-controller/pkg/config/cni.go, WriteCNIConfig (os.CreateTemp). With Multus on \
-                 OpenShift, this directory is Multus's",
-        file: "10-ovn-kubernetes.conf",
-        mode: 0o600,
-        method: Method::Rename("ovnkube-1839203"),
-        change: ("\"logLevel\":\"4\"", "\"logLevel\":\"5\""),
-    },
-    ClusterCni {
-        name: "crio-bridge",
-        source: "cri-o/cri-o, contrib/cni/10-crio-bridge.conflist and 99-loopback.conflist, installed by packages as \
-                 100-crio-bridge.conflist and 200-loopback.conflist; administrators edit it with sed -i",
-        file: "100-crio-bridge.conflist",
-        mode: 0o644,
-        method: Method::Rename("sedXa7Qp2"),
-        change: ("10.85.0.0/16", "10.86.0.0/16"),
-    },
-    ClusterCni {
-        name: "minikube",
-        source: "kubernetes/minikube 0673d13a, pkg/minikube/cni/bridge.go, copied with scp; cni.go renames bridges of \
-                 other tools to .mk_disabled",
-        file: "1-k8s.conflist",
-        mode: 0o644,
-        method: Method::InPlace,
-        change: ("10.244.0.0/16", "10.245.0.0/16"),
-    },
-    ClusterCni {
-        name: "multus",
-        source: "k8snetworkplumbingwg/multus-cni 0864e88c, pkg/server/config/manager.go: 00-multus.conf, beside the file \
-                 of flannel, which Multus calls",
-        file: "10-flannel.conflist",
-        mode: 0o644,
-        method: Method::Rename(".10-flannel.conflist.tmp"),
-        change: ("\"hairpinMode\": true", "\"hairpinMode\": false"),
-    },
-    ClusterCni {
-        name: "cilium-chaining",
-        source: "cilium/cilium 01990e1c, daemon/cmd/cni/config.go, mergeExistingCNIConfig: with cni.chainingTarget=aws-cni, \
-                 Cilium adds itself to the first list of this network name",
-        file: "05-cilium.conflist",
-        mode: 0o644,
-        method: Method::Rename(".05-cilium.conflist483920"),
-        change: ("\"enable-debug\": false", "\"enable-debug\": true"),
-    },
-    ClusterCni {
-        name: "sorts-first",
-        source: "a list of the administrator that sorts before 00-detour.conflist",
-        file: "0-site.conflist",
-        mode: 0o644,
-        method: Method::Recreate,
-        change: ("\"hairpinMode\": true", "\"hairpinMode\": false"),
-    },
-];
+pub(crate) static CLUSTER_CNIS: LazyLock<Vec<ClusterCni>> =
+    LazyLock::new(|| serde_saphyr::from_str(include_str!("cluster_cnis.yaml")).expect("YAML"));
 
 impl ClusterCni {
     /// Returns the cluster CNI of this name.
     pub(crate) fn named(name: &str) -> Self {
-        *CLUSTER_CNIS.iter().find(|cni| cni.name == name).expect("a cluster CNI")
+        CLUSTER_CNIS.iter().find(|cni| cni.name == name).expect("a cluster CNI").clone()
     }
 
     /// Returns the files of its directory.
@@ -197,15 +97,15 @@ impl ClusterCni {
 
     /// Returns the file that it writes.
     pub(crate) fn text(&self) -> String {
-        self.before().remove(self.file).expect("a golden file")
+        self.before().remove(&self.file).expect("a golden file")
     }
 
     /// Returns `text`, which the agent may have formatted, as an upgrade of the cluster CNI changes it.
     pub(crate) fn upgraded(&self, text: &str) -> String {
         let formatted = |text: &str| text.replace("\":\"", "\": \"");
-        let (from, to) = self.change;
+        let (from, to) = &self.change;
         let (from, to) =
-            if text.contains(from) { (from.to_owned(), to.to_owned()) } else { (formatted(from), formatted(to)) };
+            if text.contains(from.as_str()) { (from.clone(), to.clone()) } else { (formatted(from), formatted(to)) };
         assert!(text.contains(&from), "{}: {from} is not in {text}", self.name);
         text.replace(&from, &to)
     }
@@ -214,7 +114,8 @@ impl ClusterCni {
     pub(crate) fn install(&self, directory: &Path) {
         fs::create_dir_all(directory).expect("made");
         for (name, contents) in self.before() {
-            let mode = if name == self.file { self.mode } else { 0o600 };
+            let mode = if name == self.file { self.mode.as_str() } else { "600" };
+            let mode = u32::from_str_radix(mode, 8).expect("octal");
             fs::write(directory.join(&name), contents).expect("written");
             fs::set_permissions(directory.join(&name), Permissions::from_mode(mode)).expect("set");
         }
@@ -222,7 +123,7 @@ impl ClusterCni {
 
     /// Replaces its file in its own manner.
     pub(crate) fn rewrite(&self, directory: &Path, text: &str) {
-        self.method.write(directory, self.file, text);
+        self.method.write(directory, &self.file, text);
     }
 }
 

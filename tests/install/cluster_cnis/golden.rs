@@ -82,7 +82,7 @@ fn the_agent_follows_an_upgrade_of_the_cluster_cni_and_uninstall_leaves_the_upgr
         assert_eq!((golden.len(), &scene.read(&format!("{DIRECTORY}/{name}"))), (1, text), "{}", cni.name);
         let upgraded = cni.upgraded(text);
         cni.rewrite(&directory, &cni.upgraded(&cni.text()));
-        until(cni.name, || fs::read_to_string(directory.join(name)).is_ok_and(|text| text == upgraded));
+        until(&cni.name, || fs::read_to_string(directory.join(name)).is_ok_and(|text| text == upgraded));
         let found = runtime::read(&directory);
         if name == OWN_LIST {
             assert_eq!(found.choice.expect("a list").file, OWN_LIST, "{}", cni.name);

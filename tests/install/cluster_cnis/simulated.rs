@@ -21,7 +21,7 @@ const PODMAN: (&str, &str) =
 fn each_way_to_replace_a_file_is_followed_while_a_runtime_reads() {
     let ways = [
         ("calico", Method::InPlace),
-        ("aws", Method::Rename("10-aws.conflist.tmp")),
+        ("aws", Method::Rename("10-aws.conflist.tmp".into())),
         ("kindnet", Method::Recreate),
         ("flannel", Method::Symlink),
     ];
@@ -34,7 +34,7 @@ fn each_way_to_replace_a_file_is_followed_while_a_runtime_reads() {
         let versions = [cni.upgraded(&cni.text()), cni.text()];
         let runtime = Runtime::start(&directory, &[&versions[0], &versions[1]]);
         for text in versions.iter().cycle().take(6) {
-            method.write(&directory, cni.file, text);
+            method.write(&directory, &cni.file, text);
             until(&format!("{name}: {method:?}"), || used(&directory) == Some(compact(text)));
         }
         runtime.end();
@@ -51,13 +51,13 @@ fn multus_that_comes_and_goes_always_calls_the_plugin() {
     agent.wait_for_log(READY);
     let changes = Arc::new(AtomicU32::new(0));
     let (changed, read) = (Arc::clone(&changes), directory.clone());
-    let list = flannel.file;
+    let list = flannel.file.clone();
     // Multus calls the list of the cluster network.
     let runtime = Repeated::start(Duration::from_micros(100), move || {
         let change = changed.load(Ordering::SeqCst);
         let choice = runtime::read(&read).choice.expect("a list");
         let called = if choice.file == "00-multus.conf" {
-            fs::read_to_string(read.join(list)).expect("the list of flannel")
+            fs::read_to_string(read.join(&list)).expect("the list of flannel")
         } else {
             choice.list.to_string()
         };
@@ -72,12 +72,12 @@ fn multus_that_comes_and_goes_always_calls_the_plugin() {
         changes.fetch_add(1, Ordering::SeqCst);
         fs::write(directory.join("00-multus.conf"), &multus).expect("written");
         until("the list is edited", || !directory.join(OWN_LIST).exists());
-        assert!(fs::read_to_string(directory.join(list)).expect("the list").contains("\"detour\""));
+        assert!(fs::read_to_string(directory.join(&flannel.file)).expect("the list").contains("\"detour\""));
         changes.fetch_add(1, Ordering::SeqCst);
         fs::remove_file(directory.join("00-multus.conf")).expect("removed");
         until("the own list", || directory.join(OWN_LIST).exists());
         until("the list is restored", || {
-            fs::read_to_string(directory.join(list)).is_ok_and(|text| !text.contains("\"detour\""))
+            fs::read_to_string(directory.join(&flannel.file)).is_ok_and(|text| !text.contains("\"detour\""))
         });
     }
     runtime.end();

@@ -1,6 +1,7 @@
 //! A directory with the files of a test, runs of the binary with a timeout, and files that the binary writes: it follows no
 //! links, writes to no file of another user, and uses no lock that another user can hold.
 
+use crate::support::api::kubeconfig_of;
 use netns_rs::NetNs;
 use nix::sys::stat::Mode;
 use nix::unistd::{Uid, chown, mkfifo};
@@ -62,11 +63,7 @@ impl Node {
     pub(crate) fn kubeconfig(&self, within: &str, server: &str, cluster: Value, user: &Value) -> PathBuf {
         let mut cluster = cluster;
         cluster["server"] = server.into();
-        let text = json!({
-            "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-            "clusters": [{"name": "k", "cluster": cluster}], "users": [{"name": "u", "user": user}],
-        });
-        self.file(within, text.to_string())
+        self.file(within, kubeconfig_of(&cluster, user))
     }
 
     /// Runs `detour install` with a service account, below this directory.
@@ -77,10 +74,6 @@ impl Node {
         let account = format!("--service-account={}", account.display());
         fs::create_dir_all(self.path("host")).expect("made");
         detour(&[&["install", &root, &account, "--api-server=https://192.0.2.1"], more].concat())
-    }
-
-    pub(crate) fn uninstall(&self) -> Output {
-        detour(&["uninstall", "--root", self.path("host").to_str().expect("text")])
     }
 
     fn service_account(&self) {
@@ -303,16 +296,4 @@ fn a_link_at_the_path_of_a_temporary_file_is_replaced() {
     for name in names {
         assert!(!node.path(name).is_symlink(), "{name}");
     }
-}
-
-#[test]
-fn a_list_with_an_escaped_key_is_restored() {
-    let node = Node::new();
-    let text = r#"{"name":"n", "pl\u0075gins" : [{"type":"a"}]}"#;
-    let list = node.file("host/etc/cni/net.d/10-net.conflist", text);
-    succeeds(&node.install(&["--chained=true"]));
-    assert!(fs::read_to_string(&list).expect("read").contains("detour"));
-    succeeds(&node.uninstall());
-    let json = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
-    assert_eq!(json(&fs::read_to_string(&list).expect("read")), json(text));
 }

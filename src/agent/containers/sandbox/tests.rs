@@ -1,8 +1,8 @@
 //! The state of a sandbox for each order of reports and results.
 
-use super::super::{Connection, Slot, Task};
+use super::super::{Connection, Task};
 use super::*;
-use crate::agent::nri::{NriPod, NriReport, START_TIMEOUT};
+use crate::agent::nri::{NriPod, NriReport};
 use crate::firewall::ContainerElement;
 use crate::host_path::HostPath;
 use crate::policy::{ContainerExclusion, ContainerScope, Policy};
@@ -18,7 +18,7 @@ fn container(id: &str, name: &str) -> NriContainer {
 /// A sandbox of an agent that is registered, and what its checks use.
 struct Scene {
     sandbox: Sandbox,
-    tools: Tools,
+    tools: Arc<Tools>,
     created: mpsc::Receiver<(PodRef, Event)>,
     is_registered: bool,
     /// The answers that the runtime waits for.
@@ -29,8 +29,8 @@ impl Scene {
     fn of(id: &str) -> Self {
         let (reports, created) = PodReports::queue();
         let tools = Tools { root: HostRoot::new("/"), metrics: Metrics::default(), reports, damaged: None };
-        let mut sandbox = Sandbox::new(id);
-        sandbox.captures.pod = Some(PodRef { namespace: "shop".into(), name: "web-0".into(), uid: None });
+        let (mut sandbox, tools) = (Sandbox::new(id), Arc::new(tools));
+        sandbox.pod = Some(PodRef { namespace: "shop".into(), name: "web-0".into(), uid: None });
         Self { sandbox, tools, created, is_registered: true, answers: Vec::new() }
     }
 
@@ -44,40 +44,52 @@ impl Scene {
 
     /// Reads saved state that excludes the container `vault`.
     fn read(&mut self) {
-        self.sandbox.due = None;
+        drop(self.sandbox.begin(Arc::clone(&self.tools)));
         let excluded = ContainerExclusion { name: VAULT.into(), scope: ContainerScope::All };
         let policy = Policy { containers: [excluded].into(), ..Policy::default() };
-        self.sandbox.set_saved(Some(SystemTime::UNIX_EPOCH), Some(ExcludedContainers::of(policy)));
+        let excluded = Some(ExcludedContainers::of(policy));
+        let saved = Saved { modified: Some(SystemTime::UNIX_EPOCH), excluded, pod: None };
+        assert!(self.proceed(Done::Read(Ok(Some(saved)))).is_some(), "there is another step");
     }
 
-    fn finish(&mut self, result: Result<(), Error>) {
-        self.sandbox.finish(result, (false, self.is_registered), &self.tools);
+    fn proceed(&mut self, done: Done) -> Option<Step> {
+        self.sandbox.proceed(done, self.is_registered, &self.tools)
     }
 
-    /// Makes a full check that finds these containers running, and adds elements for those in `added`.
+    /// Ends a check that found these containers.
+    fn update(&mut self, containers: Containers, result: Result<ContainerChanges, Error>) {
+        assert!(self.proceed(Done::Updated(containers, result.map(|changes| (changes, None)))).is_none());
+    }
+
+    /// Makes a check that finds these containers running, and adds elements for those in `added`.
     fn apply(&mut self, ids: &[&str], added: &[&str]) {
         self.read();
-        let group = |id: &str| ContainerGroup { id: CGROUP, path: format!("/pods/{id}") };
         let changes = ContainerChanges {
             added: added.iter().map(|_| (VAULT.to_owned(), ContainerScope::All)).collect(),
             live: ids.iter().map(|id| ContainerElement::new(ContainerScope::All, CGROUP, VAULT, id)).collect(),
             removed: 0,
         };
-        let groups = ids.iter().map(|id| ((*id).to_owned(), group(id), true)).collect();
-        self.sandbox.apply(changes, groups, &self.tools.metrics);
-        self.finish(Ok(()));
+        let mut found = self.sandbox.containers.clone();
+        for id in ids {
+            let group = ContainerGroup { id: CGROUP, path: format!("/pods/{id}") };
+            let new =
+                || Container { reported: container(id, VAULT), has_started: true, state: ContainerState::Starting };
+            let running = found.entry((*id).to_owned()).or_insert_with(new);
+            (running.has_started, running.state) = (true, ContainerState::Bypassing(group));
+        }
+        self.update(found, Ok(changes));
     }
 
-    /// Makes a full check that fails.
+    /// Makes a check that fails.
     fn fail(&mut self, why: &str) {
         self.read();
-        self.finish(Err(Error::new(Code::KernelRefused, why)));
+        self.update(self.sandbox.containers.clone(), Err(Error::new(Code::KernelRefused, why)));
     }
 
     /// Starts a container. Returns the answer that the runtime waits for.
     fn start(&mut self, id: &str, name: &str) -> oneshot::Receiver<()> {
         let (sender, answer) = oneshot::channel();
-        self.sandbox.start(container(id, name), Some(Answer(sender, Instant::now())), &self.tools.metrics);
+        self.sandbox.start(container(id, name), sender, &self.tools);
         answer
     }
 
@@ -102,7 +114,6 @@ impl Scene {
     }
 
     fn events(&mut self) -> Vec<String> {
-        self.sandbox.captures.create_events(&self.tools.reports);
         std::iter::from_fn(|| self.created.try_recv().ok()).map(|(_, event)| event.message).collect()
     }
 
@@ -130,7 +141,7 @@ fn the_runtime_waits_until_the_container_has_its_element() {
 fn a_container_that_is_not_excluded_waits_only_for_the_saved_state() {
     let mut scene = Scene::new();
     let mut answer = scene.start("1", "web");
-    scene.sandbox.update(&scene.tools, true).expect_err("it has no network namespace");
+    scene.read();
     assert_eq!(answer.try_recv(), Ok(()));
     assert!(scene.results().is_empty() && scene.events().is_empty());
 }
@@ -153,68 +164,84 @@ fn a_failure_answers_and_is_reported_once_for_each_name() {
 }
 
 fn task() -> Task {
-    let tools = Arc::new(Scene::of("s").tools);
-    let nri_socket = HostPath::new("/run/nri/nri.sock").expect("a path");
+    let (tools, nri_socket) = (Scene::of("s").tools, HostPath::new("/run/nri/nri.sock").expect("a path"));
     let connection = Connection::Registered("containerd 2.2".into());
-    Task { tools, nri_socket, slots: [("s".into(), Slot::new("s"))].into(), connection, checks: JoinSet::new() }
+    Task { tools, nri_socket, sandboxes: BTreeMap::new(), connection, checks: JoinSet::new() }
+}
+
+fn pod() -> NriPod {
+    NriPod { id: "s".into(), ..NriPod::default() }
 }
 
 #[test]
-fn what_happens_during_a_check_changes_the_sandbox_after_it() {
+fn a_container_that_starts_during_a_check_waits_for_the_next_one() {
+    let mut scene = Scene::new();
+    scene.wait_for("1", VAULT);
+    scene.read();
+    let checked = scene.sandbox.containers.clone();
+    let mut answer = scene.start("2", VAULT);
+    scene.sandbox.removed(container("1", VAULT));
+    let mut found = checked.clone();
+    found.get_mut("1").expect("it was running").state =
+        ContainerState::Bypassing(ContainerGroup { id: CGROUP, path: "/pods/1".into() });
+    scene.update(found, Ok(ContainerChanges::default()));
+    assert!(answer.try_recv().is_err() && scene.sandbox.is_awaited() && scene.is_due(), "the runtime waits");
+    assert!(scene.sandbox.containers["1"].is_ended(), "its element is removed by the next check");
+    scene.update(checked, Err(Error::new(Code::KernelRefused, "refused")));
+    assert!(answer.try_recv().is_err() && scene.events().is_empty(), "the check did not know the container");
+    scene.apply(&["2"], &["2"]);
+    assert_eq!((answer.try_recv(), scene.ids()), (Ok(()), vec!["2"]));
+}
+
+#[test]
+fn a_question_waits_for_the_check() {
     let mut task = task();
-    let pod = NriPod { id: "s".into(), ..NriPod::default() };
-    let slot = |task: &mut Task| task.slots.remove("s").expect("known");
-    let mut place = slot(&mut task);
-    let mut checked = place.sandbox.take().expect("no check runs");
-    let (sender, mut answer) = oneshot::channel();
-    task.slots.insert("s".into(), place);
-    task.handle(NriReport::Start(pod.clone(), container("1", VAULT), sender));
-    assert!(answer.try_recv().is_err() && task.slots["s"].sandbox.is_none(), "the runtime waits");
-    checked.wake();
-    task.finish(checked);
-    let place = slot(&mut task).sandbox.expect("the check has ended");
-    assert!(place.is_awaited() && !place.is_slow);
+    let tools = Arc::clone(&task.tools);
+    drop(task.of_pod(pod()).begin(tools));
+    let (sender, mut status) = oneshot::channel();
+    task.answer(("s".into(), sender));
+    assert!(status.try_recv().is_err());
+    task.finish("s".into(), Done::Read(Err(Error::new(Code::Io, "broken"))));
+    let status = status.try_recv().expect("an answer");
+    assert_eq!(status.error, "can't read which containers are excluded: broken");
 }
 
 #[test]
 fn the_runtime_does_not_wait_for_a_sandbox_whose_checks_are_slow() {
     let mut task = task();
-    let pod = NriPod { id: "s".into(), ..NriPod::default() };
-    let slot = task.slots.get_mut("s").expect("known");
-    let checked = slot.sandbox.take().expect("no check runs");
-    slot.checked = Instant::now().checked_sub(2 * START_TIMEOUT).expect("the machine has run for a while");
     let is_answered = |task: &mut Task, id: &str| {
         let (sender, mut answer) = oneshot::channel();
-        task.handle(NriReport::Start(pod.clone(), container(id, VAULT), sender));
+        task.handle(NriReport::Start(pod(), container(id, VAULT), sender));
         // The runtime does not wait for a sender that was dropped.
         answer.try_recv() == Err(oneshot::error::TryRecvError::Closed)
     };
+    let check = |task: &mut Task, began: Instant| {
+        let tools = Arc::clone(&task.tools);
+        drop(task.of_pod(pod()).begin(tools));
+        task.of_pod(pod()).checking = Some(began);
+    };
+    check(&mut task, Instant::now().checked_sub(2 * START_TIMEOUT).expect("the machine has run for a while"));
     assert!(is_answered(&mut task, "1"), "while the check runs");
-    task.finish(checked);
+    task.finish("s".into(), Done::Read(Ok(None)));
     assert!(is_answered(&mut task, "2"), "after a slow check");
-    let slot = task.slots.get_mut("s").expect("known");
-    (slot.checked, slot.sandbox) = (Instant::now(), None);
-    task.finish(Sandbox::new("s"));
+    check(&mut task, Instant::now());
+    task.finish("s".into(), Done::Read(Ok(None)));
     assert!(!is_answered(&mut task, "3"), "after a fast check");
 }
 
 #[test]
 fn a_start_that_waits_too_long_for_a_check_is_reported_once() {
     let mut scene = Scene::new();
-    let mut slot = Slot::new("s");
     let long_ago = Instant::now().checked_sub(2 * START_TIMEOUT).expect("the machine has run for a while");
-    scene.sandbox.start(container("1", "web"), Some(Answer(oneshot::channel().0, long_ago)), &scene.tools.metrics);
-    scene.sandbox.start(container("2", VAULT), Some(Answer(oneshot::channel().0, long_ago)), &scene.tools.metrics);
-    (slot.awaited, slot.excluded) = (scene.sandbox.awaited(), scene.sandbox.excluded.clone());
-    // It came during the check.
-    slot.awaited.push((Instant::now(), VAULT.into()));
-    (slot.captures, slot.sandbox) = (scene.sandbox.captures.clone(), None);
+    for (id, name) in [("1", "web"), ("2", VAULT)] {
+        drop(scene.start(id, name));
+        scene.sandbox.answers.get_mut(id).expect("the runtime waits").1 = long_ago;
+    }
     for _ in 0..2 {
-        slot.report_late(&scene.tools.reports);
+        scene.sandbox.report_late(&scene.tools);
     }
     let why = "container vault started captured: the pod's rules were not changed within 1000 ms; the agent retries";
     assert_eq!(scene.events(), [why]);
-    scene.sandbox.captures.add_reported(&slot.captures);
     scene.apply(&["2"], &["2"]);
     assert_eq!(scene.results(), ["{result=\"error\"} 1"]);
     assert!(scene.events().is_empty(), "reported before");
@@ -280,27 +307,26 @@ fn only_a_container_without_an_element_from_before_the_registration_had_started_
 fn new_pods_are_reported_once_while_the_agent_is_not_registered() {
     let (mut scene, start) = (Scene::new(), Instant::now());
     scene.is_registered = false;
-    scene.sandbox.report_disconnection(start, "no socket");
+    scene.sandbox.report_disconnection(start, "no socket", &scene.tools);
     assert!(scene.events().is_empty(), "it has its elements from before");
     let mut new = Scene { is_registered: false, ..Scene::of("n") };
     new.read();
-    new.finish(Ok(()));
-    new.sandbox.report_disconnection(start, "no socket");
+    new.sandbox.report_disconnection(start, "no socket", &new.tools);
     assert!(new.events().is_empty(), "the elements are unknown before the first change");
     new.apply(&["1"], &["1"]);
-    new.sandbox.report_disconnection(start, "no socket");
+    new.sandbox.report_disconnection(start, "no socket", &new.tools);
     assert!(new.events().is_empty(), "it bypasses the sidecar");
     assert_eq!(new.pause(), CHECK_INTERVAL, "the runtime does not report its containers");
     for failure in [false, true] {
-        new.sandbox.captures.reported.clear();
+        new.sandbox.reported.clear();
         if failure {
             new.sandbox.bypassing = None;
             new.fail("gone");
         } else {
             new.apply(&[], &[]);
         }
-        new.sandbox.report_disconnection(start, "no socket");
-        new.sandbox.report_disconnection(start, "no socket");
+        new.sandbox.report_disconnection(start, "no socket", &new.tools);
+        new.sandbox.report_disconnection(start, "no socket", &new.tools);
         let why = "container vault started captured: the agent is not registered at the container runtime: no socket";
         assert_eq!(new.events(), [why]);
     }
@@ -340,8 +366,7 @@ fn a_sandbox_without_saved_state_and_containers_is_forgotten() {
     scene.sandbox.removed(container("1", VAULT));
     scene.sandbox.due = None;
     assert!(!scene.sandbox.is_unused());
-    scene.sandbox.set_saved(None, None);
-    scene.finish(Ok(()));
+    assert!(scene.proceed(Done::Read(Ok(Some(Saved::default())))).is_none());
     assert!(scene.sandbox.is_unused());
 }
 

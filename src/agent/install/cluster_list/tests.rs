@@ -83,7 +83,7 @@ fn a_list_of_the_same_name_is_replaced_only_if_an_installation_made_it() {
     let state = DesiredState { entry: Some(desired(None)), ..DesiredState::default() };
     let mut found = found(&[("10-a.conf", SINGLE), ("10-a.conflist", ours)]);
     let plan = reconcile(&state, &found).expect("a plan");
-    let refused = plan.refused.expect("refused");
+    let refused = plan.unmet().expect("refused");
     assert!(refused.starts_with("can't write /net.d/10-a.conflist: it belongs to another owner"), "{refused}");
     assert_eq!(plan.actions, []);
     let sha256 = vec![Digest::of_value(&json!({"type": "detour"}))];
