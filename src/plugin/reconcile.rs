@@ -367,8 +367,8 @@ impl Reconciler<'_> {
     /// A DEL can't remove fixtures; they remain recorded.
     fn finish(&self, mut records: SandboxRecords, needed: &Fixtures) -> Result<(), Error> {
         let added = records.sandbox.fixtures.clone();
-        match added.remove_but(needed) {
-            Ok(()) => records.sandbox.fixtures.retain(needed),
+        match records.sandbox.fixtures.reduce(needed) {
+            Ok(()) => {}
             Err(error) if self.removes() => return Err(error),
             // An unused fixture is harmless; DEL removes it.
             Err(error) => tracing::warn!("{error}"),
@@ -401,7 +401,7 @@ impl Reconciler<'_> {
     /// The saved state can't be read or written, or a process in the pod owns a table.
     fn abandon(&self, cause: &Error) -> Result<(), Error> {
         tracing::warn!("DEL removes only the rules that it can find: {cause}");
-        let records = self.read()?;
+        let mut records = self.read()?;
         let is_other =
             |(other, record): &&(Attachment, AttachmentRecord)| other != self.attachment && record.netns_id.is_some();
         if let Some((other, record)) = records.attachments.iter().find(is_other) {
@@ -415,7 +415,7 @@ impl Reconciler<'_> {
                 Err(error) => tracing::warn!("rules remain until the network namespace is deleted: {error}"),
                 Ok(()) => {}
             }
-            let removed = records.sandbox.fixtures.remove_but(&Fixtures::default());
+            let removed = records.sandbox.fixtures.reduce(&Fixtures::default());
             removed.unwrap_or_else(|error| tracing::warn!("{error}"));
         }
         Ok(())

@@ -104,10 +104,12 @@ pub(super) type Step = Box<dyn FnOnce() -> Done + Send>;
 pub(super) enum Done {
     /// Saved state; `None` if it has not changed.
     Read(Result<Option<Saved>, Error>),
-    /// The containers as they were found, and the changes of the sets. They come with the error of a container whose control
-    /// group was not found.
-    Updated(Containers, Result<(ContainerChanges, Option<Error>), Error>),
+    /// The containers as they were found, and the changes of the sets.
+    Updated(Containers, Updated),
 }
+
+/// The changes of the sets, and the error of a container whose control group was not found.
+pub(super) type Updated = Result<(ContainerChanges, Option<Error>), Error>;
 
 /// When saved state changed, which containers it excludes, and their pod if it was unknown.
 #[derive(Default)]
@@ -316,13 +318,7 @@ impl Sandbox {
     }
 
     /// Records the result of the second step.
-    fn updated(
-        &mut self,
-        containers: &Containers,
-        result: Result<(ContainerChanges, Option<Error>), Error>,
-        is_complete: bool,
-        tools: &Tools,
-    ) {
+    fn updated(&mut self, containers: &Containers, result: Updated, is_complete: bool, tools: &Tools) {
         for (id, _) in containers.iter().filter(|(_, container)| container.is_ended()) {
             self.answer(id, &tools.metrics);
             self.containers.entry(id.clone()).and_modify(|known| known.state = ContainerState::Ended);
@@ -475,14 +471,8 @@ fn excludes(excluded: &ExcludedContainers, name: &str) -> bool {
     excluded.policy.container_scope(name).is_some()
 }
 
-/// Finds the control groups of the excluded containers, and makes the sets match. Returns the changes, and the error of a
-/// container whose control group was not found.
-fn update(
-    root: &HostRoot,
-    excluded: &ExcludedContainers,
-    containers: &mut Containers,
-    is_complete: bool,
-) -> Result<(ContainerChanges, Option<Error>), Error> {
+/// Finds the control groups of the excluded containers, and makes the sets match.
+fn update(root: &HostRoot, excluded: &ExcludedContainers, containers: &mut Containers, is_complete: bool) -> Updated {
     let (mut running, mut hierarchy, mut failure) = (Vec::new(), None, None);
     for (id, container) in containers.iter_mut() {
         if container.is_ended() || !excludes(excluded, &container.reported.name) {
