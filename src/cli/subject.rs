@@ -9,7 +9,7 @@ use clap::Args;
 use detour_cni::cni::{Code, DEFAULT_INTERFACE, Error};
 use detour_cni::firewall::{Destination, Sender};
 use detour_cni::inspect::{LiveRules, ManifestTexts, PodManifest, PodSelector, Subject, node_hint};
-use detour_cni::netns::find::{FoundNetns, of_container, of_pod, of_uid};
+use detour_cni::netns::find::{FoundNetns, NodeSnapshot};
 use detour_cni::netns::{NetNs, interface_with, outgoing_interface};
 use detour_cni::pod::Pod;
 use detour_cni::state::{ROOT, Store};
@@ -200,10 +200,13 @@ impl NetnsArguments {
     ) -> Result<LiveRules, CommandError> {
         let root = self.place.root()?;
         let store = Store::new(root.join(ROOT.trim_start_matches('/')));
+        let node = || NodeSnapshot::take(root);
         let found = match (pod, &self.container, &self.pod_uid) {
             (Some(pod), ..) => Some(find_pod(root, pod, command)?),
-            (None, Some(id), _) => Some(of_container(root, id)?.ok_or_else(|| not_found(&format!("container {id}")))?),
-            (None, None, Some(uid)) => Some(of_uid(root, uid)?.ok_or_else(|| not_found(&format!("pod {uid}")))?),
+            (None, Some(id), _) => {
+                Some(node()?.of_container(id)?.ok_or_else(|| not_found(&format!("container {id}")))?)
+            }
+            (None, None, Some(uid)) => Some(node()?.of_uid(uid)?.ok_or_else(|| not_found(&format!("pod {uid}")))?),
             (None, None, None) => None,
         };
         if let Some(found) = found {
@@ -235,7 +238,7 @@ fn find_pod(root: &Path, pod: &Pod, command: &str) -> Result<FoundNetns, Error> 
         return Err(failed("no rules: the pod uses its node's network (spec.hostNetwork)"));
     }
     let uid = pod.uid_on_node().ok_or_else(|| failed("can't find the pod on its node: metadata.uid is missing"))?;
-    let error = match of_pod(root, pod) {
+    let error = match NodeSnapshot::take(root).and_then(|node| node.of_pod(pod)) {
         Ok(Some(found)) => return Ok(found),
         Ok(None) => not_found(&format!("pod {name} ({uid})")),
         Err(error) => error,

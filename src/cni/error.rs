@@ -145,10 +145,8 @@ impl Error {
 
     /// Returns the error with the name of a primary plugin's network in its message, once.
     #[must_use]
-    pub fn of_network(self, name: &str) -> Self {
-        if self.names_network {
-            return self;
-        }
+    pub fn of_network(self, name: Option<&str>) -> Self {
+        let Some(name) = name.filter(|_| !self.names_network) else { return self };
         Self { msg: format!("network {name}: {}", self.msg), ..self }.naming_network()
     }
 

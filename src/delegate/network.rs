@@ -55,7 +55,8 @@ impl RunnableConfiguration {
     }
 
     /// Returns the configuration of `plugin` for STATUS, which concerns no attachment.
-    pub(super) fn node_conf(&self, plugin: &Block) -> Map<String, Value> {
+    #[must_use]
+    pub fn node_conf(&self, plugin: &Block) -> Map<String, Value> {
         let mut conf = plugin.keys.clone();
         // It describes the plugin to the runtime; the plugin must not get it.
         conf.shift_remove("capabilities");

@@ -8,7 +8,7 @@ use crate::cni::{CniCommand, version};
 use crate::delegate::answer::{convert, parse};
 use crate::delegate::process::ChildExit;
 use crate::firewall::RuleFormat;
-use crate::plugin::primary::saved_state::SavedState;
+use crate::plugin::primary::invocation::SavedState;
 use crate::plugin::record::{AttachmentRecord, SandboxRecords};
 use crate::printable;
 use crate::state::{Attachment, format};

@@ -61,9 +61,6 @@ pub fn own_ip6_addresses() -> Result<Vec<(String, Ipv6Addr)>, Error> {
         }
         _ => {}
     })?;
-    if found.is_empty() {
-        return Ok(Vec::new());
-    }
     let links = links()?;
     // If the interface was deleted after the first dump, so were its addresses.
     let named = found.into_iter().filter_map(|(index, address)| Some((links.get(&index)?.clone(), address)));
@@ -129,17 +126,15 @@ pub fn interface_with(address: IpAddr) -> Result<Option<String>, Error> {
 
 /// Returns the interface's own address. On a point-to-point interface, the other one is the peer's.
 fn address(attributes: &[AddressAttribute]) -> Option<IpAddr> {
-    let local = attributes.iter().find_map(|attribute| match attribute {
-        AddressAttribute::Local(address) => Some(*address),
-        _ => None,
-    });
-    let address = || {
-        attributes.iter().find_map(|attribute| match attribute {
-            AddressAttribute::Address(address) => Some(*address),
-            _ => None,
-        })
-    };
-    local.or_else(address)
+    let (mut local, mut peer) = (None, None);
+    for attribute in attributes {
+        match attribute {
+            AddressAttribute::Local(address) => local = Some(*address),
+            AddressAttribute::Address(address) => peer = Some(*address),
+            _ => {}
+        }
+    }
+    local.or(peer)
 }
 
 /// Returns the interfaces other than lo and [`DEFAULT_INTERFACE`] whose names can be used in rules.

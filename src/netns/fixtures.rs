@@ -5,8 +5,8 @@
 use super::addresses::{OwnFamilies, PROXY_LOOPBACK, own_families};
 use super::routes::{deletion, message, out_interface, table};
 use super::rtnetlink::{
-    FAMILIES, IP6_HINT, LO, RTM_DELADDR, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWADDR,
-    RTM_NEWROUTE, RTM_NEWRULE, accept_existing, accept_missing, failed, list, open, request, rule_header,
+    EXISTS, FAMILIES, IP6_HINT, LO, MISSING, RTM_DELADDR, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE,
+    RTM_NEWADDR, RTM_NEWROUTE, RTM_NEWRULE, accept, failed, list, open, request, rule_header,
 };
 use crate::cni::Error;
 use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkSocket};
@@ -36,12 +36,6 @@ impl Fixtures {
     pub fn extend(&mut self, other: &Self) {
         self.proxy_loopback |= other.proxy_loopback;
         self.routing.extend(&other.routing);
-    }
-
-    /// Keeps only the fixtures that have an object in common with `needed`.
-    pub fn retain(&mut self, needed: &Self) {
-        let own = self.objects();
-        *self = needed.those_with(&own);
     }
 
     /// Returns those of these fixtures that have an object in `fixtures`.
@@ -83,12 +77,16 @@ impl Fixtures {
         find().map_err(|errno| failed("can't list the pod's policy rules and routes", errno, ""))
     }
 
-    /// Removes the objects of these fixtures that `needed` does not have.
+    /// Removes the objects of these fixtures that `needed` does not have, and keeps only the fixtures that have an object in
+    /// common with it.
     ///
     /// # Errors
-    /// The kernel refuses a removal.
-    pub fn remove_but(&self, needed: &Self) -> Result<(), Error> {
-        remove_fixtures(&(&self.objects() - &needed.objects()))
+    /// The kernel refuses a removal; all fixtures are kept.
+    pub fn reduce(&mut self, needed: &Self) -> Result<(), Error> {
+        let own = self.objects();
+        remove_fixtures(&(&own - &needed.objects()))?;
+        *self = needed.those_with(&own);
+        Ok(())
     }
 
     /// Describes each missing object in one line.
@@ -188,14 +186,14 @@ impl Fixture {
             // Without this flag, the proxy can't bind to the address until duplicate address detection has finished.
             Self::ProxyLoopback => {
                 let address = proxy_loopback(AddressHeaderFlags::Nodad);
-                accept_existing(request(socket, RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &address))
+                accept(request(socket, RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &address), EXISTS)
             }
             Self::Route { table, .. } => self.add_route(socket, table),
             Self::Rule { table, mark, .. } => {
                 let mut rule = RuleMessage::default();
                 rule.header = rule_header(self.family());
                 rule.attributes = vec![RuleAttribute::FwMark(mark), RuleAttribute::Table(table)];
-                accept_existing(request(socket, RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, &rule))
+                accept(request(socket, RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, &rule), EXISTS)
             }
         };
         added.map_err(|e| {
@@ -211,7 +209,7 @@ impl Fixture {
     fn add_route(self, socket: &mut NetlinkSocket, table: u32) -> Result<(), Errno> {
         request(socket, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, &self.route(table))?;
         let others = self.default_routes(socket, table)?.into_iter().take_while(|route| !is_local(route));
-        others.into_iter().try_for_each(|other| accept_missing(request(socket, RTM_DELROUTE, 0, &deletion(other))))
+        others.into_iter().try_for_each(|other| accept(request(socket, RTM_DELROUTE, 0, &deletion(other)), MISSING))
     }
 
     /// Removes the object; a missing one is no error.
@@ -224,7 +222,7 @@ impl Fixture {
                 None => Ok(()),
             },
         };
-        accept_missing(remove(socket)).map_err(|errno| failed(&format!("can't remove the {self}"), errno, ""))
+        accept(remove(socket), MISSING).map_err(|errno| failed(&format!("can't remove the {self}"), errno, ""))
     }
 
     fn route(self, table: u32) -> RouteMessage {

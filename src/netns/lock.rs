@@ -25,18 +25,10 @@ pub(super) struct NetnsLock {
     _file: File,
 }
 
-/// Why the lock could not be taken.
-#[derive(Debug)]
-pub(super) enum LockError {
-    /// Another process holds it.
-    Busy,
-    /// The lock file or its directory can't be used.
-    Io(io::Error),
-}
-
 impl NetnsLock {
-    /// Takes the lock of a namespace; waits up to `timeout`. Creates the directory if `create` is set.
-    pub(super) fn acquire(directory: &Path, id: NetnsId, create: bool, timeout: Duration) -> Result<Self, LockError> {
+    /// Takes the lock of a namespace; waits up to `timeout`, and returns `None` if another process holds it for longer.
+    /// Creates the directory if `create` is set.
+    pub(super) fn acquire(directory: &Path, id: NetnsId, create: bool, timeout: Duration) -> io::Result<Option<Self>> {
         let path = directory.join(format!("{}-{}", id.device, id.inode));
         let open = || trusted_file::open(&path, OFlags::WRONLY | OFlags::CREATE);
         let acquire = || {
@@ -48,7 +40,7 @@ impl NetnsLock {
             };
             Self::try_acquire(&path, file?)
         };
-        wait::until(timeout, POLL_INTERVALS, acquire).map_err(LockError::Io)?.ok_or(LockError::Busy)
+        wait::until(timeout, POLL_INTERVALS, acquire)
     }
 
     /// Takes the lock, unless another process holds it or has removed its file in the meantime.
@@ -116,7 +108,7 @@ mod tests {
             Self(root.join("detour/locks"))
         }
 
-        fn acquire(&self, timeout: Duration) -> Result<NetnsLock, LockError> {
+        fn acquire(&self, timeout: Duration) -> io::Result<Option<NetnsLock>> {
             NetnsLock::acquire(&self.0, ID, true, timeout)
         }
 
@@ -134,17 +126,15 @@ mod tests {
     #[test]
     fn only_root_can_open_a_lock_and_its_file_is_removed() {
         let directory = Directory::new("modes");
-        assert!(
-            matches!(NetnsLock::acquire(&directory.0, ID, false, LONG), Err(LockError::Io(e)) if e.kind() == ErrorKind::NotFound)
-        );
-        let lock = directory.acquire(LONG).expect("acquired");
+        assert!(matches!(NetnsLock::acquire(&directory.0, ID, false, LONG), Err(e) if e.kind() == ErrorKind::NotFound));
+        let lock = directory.acquire(LONG).expect("usable").expect("acquired");
         let mode = |path: &Path| fs::metadata(path).expect("it exists").permissions().mode() & 0o7777;
         assert_eq!(directory.files(), [directory.0.join("4-4026531840")]);
         assert_eq!((mode(&directory.0), mode(&lock.path)), (0o700, 0o600));
-        assert!(matches!(directory.acquire(Duration::ZERO), Err(LockError::Busy)));
+        assert!(matches!(directory.acquire(Duration::ZERO), Ok(None)));
         drop(lock);
         assert!(directory.files().is_empty());
-        NetnsLock::acquire(&directory.0, ID, false, LONG).expect("the directory exists now");
+        NetnsLock::acquire(&directory.0, ID, false, LONG).expect("the directory exists now").expect("acquired");
     }
 
     #[test]
@@ -152,7 +142,7 @@ mod tests {
         let directory = Directory::new("file");
         fs::create_dir_all(directory.0.parent().expect("a parent")).expect("created");
         fs::write(&directory.0, "").expect("written");
-        assert!(matches!(directory.acquire(LONG), Err(LockError::Io(..))));
+        assert!(directory.acquire(LONG).is_err());
     }
 
     #[test]
@@ -163,7 +153,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..rounds {
-                        let _lock = directory.acquire(LONG).expect("acquired");
+                        let _lock = directory.acquire(LONG).expect("usable").expect("acquired");
                         assert_eq!(inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
                         remove_stale_locks_in(&directory.0);
                         inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
@@ -177,7 +167,7 @@ mod tests {
     #[test]
     fn stale_locks_are_removed_and_held_locks_stay() {
         let directory = Directory::new("stale");
-        let lock = directory.acquire(LONG).expect("acquired");
+        let lock = directory.acquire(LONG).expect("usable").expect("acquired");
         for inode in 0..1000 {
             fs::write(directory.0.join(format!("4-{inode}")), "").expect("written");
         }

@@ -1,7 +1,7 @@
 //! A network namespace as an open file: opened by path, identified by device and inode, locked and entered. This is
 //! the only place that calls `setns` (clippy.toml), also for cgroup namespaces.
 
-use super::lock::{self, LockError, NetnsId, NetnsLock};
+use super::lock::{self, NetnsId, NetnsLock};
 use crate::cni::{Code, Error};
 use crate::trusted_file::open_of_any_kind;
 use nix::sched::{CloneFlags, setns};
@@ -51,14 +51,11 @@ impl NetNs {
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(error) => return Err(failed(format!("can't be opened: {error}"))),
         };
-        let kind = fstatfs(&file).map_err(|e| failed(format!("can't be examined: {e}")))?.filesystem_type();
+        let examined = fstatfs(&file).map_err(io::Error::from).and_then(|system| Ok((system, file.metadata()?)));
+        let (system, metadata) = examined.map_err(|error| failed(format!("can't be examined: {error}")))?;
         // When the bind mount of a namespace is gone, its mount point remains as an empty file.
-        if kind != NSFS_MAGIC {
-            return Ok(None);
-        }
-        let metadata = file.metadata().map_err(|e| failed(format!("can't be examined: {e}")))?;
-        let id = NetnsId::of(&metadata);
-        Ok(Some(Self { path: path.to_owned(), file, id }))
+        let is_netns = system.filesystem_type() == NSFS_MAGIC;
+        Ok(is_netns.then(|| Self { path: path.to_owned(), file, id: NetnsId::of(&metadata) }))
     }
 
     /// Returns the identity of the namespace.
@@ -124,8 +121,8 @@ impl NetNs {
     fn lock(&self, mode: LockMode, timeout: Duration) -> Result<Option<NetnsLock>, Error> {
         let shown = self.path.display();
         match NetnsLock::acquire(Path::new(lock::DIRECTORY), self.id, mode != LockMode::Read, timeout) {
-            Ok(lock) => Ok(Some(lock)),
-            Err(LockError::Busy) => {
+            Ok(Some(lock)) => Ok(Some(lock)),
+            Ok(None) => {
                 let msg = format!(
                     "network namespace {shown}: locked by another detour call; waited {} s; retry",
                     timeout.as_secs()
@@ -133,8 +130,8 @@ impl NetNs {
                 Err(Error::new(Code::TryAgain, msg))
             }
             // No ADD has created the directory, so no other call can hold the lock.
-            Err(LockError::Io(error)) if mode == LockMode::Read && error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(LockError::Io(error)) => {
+            Err(error) if mode == LockMode::Read && error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => {
                 let directory = lock::DIRECTORY;
                 let msg = format!(
                     "network namespace {shown}: can't lock it: {directory}: {error}; check that root can create files there"

@@ -3,8 +3,8 @@
 
 use super::addresses::links;
 use super::rtnetlink::{
-    FAMILIES, RTM_DELROUTE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, accept_existing, accept_missing, bytes, failed,
-    list, open, request, rule_header,
+    EXISTS, FAMILIES, MISSING, RTM_DELROUTE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, accept, bytes, failed, list,
+    open, request, rule_header,
 };
 use crate::cni::Error;
 use crate::netlink::{Messages, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NLMSG_ERROR};
@@ -41,9 +41,9 @@ pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<()
         for family in FAMILIES {
             for route in list(&mut socket, RTM_GETROUTE, &header(family))? {
                 let Some(remaining) = without_interface(&route, index) else { continue };
-                accept_missing(request(&mut socket, RTM_DELROUTE, 0, &deletion(route)))?;
+                accept(request(&mut socket, RTM_DELROUTE, 0, &deletion(route)), MISSING)?;
                 if let RemainingPaths::Paths(route) = remaining {
-                    accept_existing(request(&mut socket, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &route))?;
+                    accept(request(&mut socket, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &route), EXISTS)?;
                 }
             }
         }

@@ -73,18 +73,14 @@ pub(super) fn dump<M: Parseable<[u8]>>(
     socket.dump(kind, &bytes(header), &Attributes::new(), each).map(drop)
 }
 
-/// Accepts the error that an added object exists already.
-pub(super) fn accept_existing(result: Result<(), Errno>) -> Result<(), Errno> {
-    accept(result, &[Errno::EEXIST])
-}
+/// An added object exists already.
+pub(super) const EXISTS: &[Errno] = &[Errno::EEXIST];
+/// A removed object does not exist, also because IPv6 is disabled.
+pub(super) const MISSING: &[Errno] =
+    &[Errno::ENOENT, Errno::ESRCH, Errno::EADDRNOTAVAIL, Errno::ENXIO, Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
 
-/// Accepts the errors that a removed object does not exist, also because IPv6 is disabled.
-pub(super) fn accept_missing(result: Result<(), Errno>) -> Result<(), Errno> {
-    let disabled = [Errno::ENXIO, Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
-    accept(result, &[&[Errno::ENOENT, Errno::ESRCH, Errno::EADDRNOTAVAIL], &disabled[..]].concat())
-}
-
-fn accept(result: Result<(), Errno>, accepted: &[Errno]) -> Result<(), Errno> {
+/// Accepts these errors.
+pub(super) fn accept(result: Result<(), Errno>, accepted: &[Errno]) -> Result<(), Errno> {
     match result {
         Err(errno) if accepted.contains(&errno) => Ok(()),
         other => other,

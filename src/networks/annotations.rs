@@ -217,14 +217,14 @@ impl Element {
                 .unwrap_or_else(|| namespace.to_owned()),
             name: name.string(&accepted_name(name.value), is_dns_subdomain)?.to_owned(),
             interface: interface.map(|field| field.interface()).transpose()?,
-            ips: self.strings("ips", "an address such as 10.0.0.9 or 10.0.0.9/24", is_ip)?.unwrap_or_default(),
+            ips: self.items("ips", "an address such as 10.0.0.9 or 10.0.0.9/24", ip)?.unwrap_or_default(),
             mac: owned(self.text("mac", ACCEPTED_HARDWARE_ADDRESS, is_hardware_address)?),
             infiniband_guid: owned(self.text("infiniband-guid", ACCEPTED_HARDWARE_ADDRESS, is_hardware_address)?),
             port_mappings: port_mappings.unwrap_or_default(),
             bandwidth: self.field("bandwidth").map(|field| field.bandwidth()).transpose()?,
             device_id: owned(self.text("deviceID", ACCEPTED_STRING, |_| true)?),
             cni_args: cni_args.unwrap_or_default(),
-            default_route: self.default_route()?,
+            default_route: self.items("default-route", "an IPv4 or IPv6 address", gateway)?,
         })
     }
 
@@ -244,20 +244,11 @@ impl Element {
         Ok(Some(field))
     }
 
-    /// Returns an array of valid strings.
-    fn strings(&self, name: &str, accepted: &str, is_valid: fn(&str) -> bool) -> Result<Option<Vec<String>>, Error> {
+    /// Returns what `parse` makes of the strings of an array.
+    fn items<T>(&self, name: &str, accepted: &str, parse: fn(&str) -> Option<T>) -> Result<Option<Vec<T>>, Error> {
         let Some(field) = self.field(name) else { return Ok(None) };
-        let items = field.array()?.map(|item| item.string(accepted, is_valid).map(str::to_owned));
+        let items = field.array()?.map(|item| item.value.as_str().and_then(parse).ok_or_else(|| item.reject(accepted)));
         items.collect::<Result<_, _>>().map(Some)
-    }
-
-    fn default_route(&self) -> Result<Option<Vec<IpAddr>>, Error> {
-        let texts = self.strings("default-route", "an IPv4 or IPv6 address", |text| text.parse::<IpAddr>().is_ok())?;
-        // As in Multus (Go's net.IP.To4), an IPv4-mapped IPv6 address is an IPv4 gateway.
-        let gateways = |texts: Vec<String>| {
-            texts.iter().filter_map(|text| text.parse().ok()).map(|gateway: IpAddr| gateway.to_canonical()).collect()
-        };
-        Ok(texts.map(gateways))
     }
 }
 
@@ -336,8 +327,13 @@ impl<'a> Field<'a> {
     }
 }
 
-fn is_ip(text: &str) -> bool {
-    text.parse::<IpAddr>().is_ok() || parse_ip_net(text).is_some()
+fn ip(text: &str) -> Option<String> {
+    (text.parse::<IpAddr>().is_ok() || parse_ip_net(text).is_some()).then(|| text.to_owned())
+}
+
+/// As in Multus (Go's net.IP.To4), an IPv4-mapped IPv6 address is an IPv4 gateway.
+fn gateway(text: &str) -> Option<IpAddr> {
+    text.parse::<IpAddr>().ok().map(|gateway| gateway.to_canonical())
 }
 
 /// Lengths of hardware addresses in octets: EUI-48, EUI-64, IP over InfiniBand (Go's `net.ParseMAC`, which Multus uses).

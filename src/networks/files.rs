@@ -41,11 +41,7 @@ pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Resul
         match read.and_then(|text| Ok((json(&shown(&file), &text)?, text))) {
             Err(error) => warnings.push(format!("{error}; skipped in the search for configuration {name:?}")),
             Ok((value, text)) if value["name"] == name => {
-                let trusted = trusted_file::check(&file).is_ok();
-                return Ok(RunnableConfiguration {
-                    trusted,
-                    ..RunnableConfiguration::parse(&shown(&file), &text, None)?
-                });
+                return RunnableConfiguration::parse(&shown(&file), &text, None).map(|found| of_file(found, &file));
             }
             Ok((value, _)) => found.extend(value["name"].as_str().map(str::to_owned)),
         }
@@ -101,7 +97,7 @@ pub(super) fn at(path: &Path) -> Result<RunnableConfiguration, Error> {
         }
         _ => RunnableConfiguration::parse(&place, &text, None),
     }?;
-    Ok(RunnableConfiguration { trusted: trusted_file::check(&file).is_ok(), ..configuration })
+    Ok(of_file(configuration, &file))
 }
 
 /// Returns the configuration list beside a single configuration that does not exist: a tool that chains its plugin replaces
@@ -122,8 +118,7 @@ pub fn auxiliary_chain(directory: &Path, version: &str) -> Result<Vec<(PathBuf, 
     let place = |error: Error| Error { msg: format!("auxiliaryCNIChainName: {}", error.msg), ..error };
     let configuration = |(file, plugin): (PathBuf, Value)| {
         let configuration = chained_plugin(&shown(&file), &plugin, &name, version)?;
-        let trusted = trusted_file::check(&file).is_ok();
-        Ok((file, RunnableConfiguration { trusted, ..configuration }))
+        Ok((file.clone(), of_file(configuration, &file)))
     };
     plugins_in(directory).map_err(place)?.into_iter().map(|plugin| configuration(plugin).map_err(place)).collect()
 }
@@ -227,6 +222,11 @@ fn files(dir: &Path, extensions: &[&str]) -> io::Result<Vec<PathBuf>> {
     }
     files.sort();
     Ok(files)
+}
+
+/// Returns the configuration as one of this file: of the node's administrator if only root can change the file.
+fn of_file(configuration: RunnableConfiguration, file: &Path) -> RunnableConfiguration {
+    RunnableConfiguration { trusted: trusted_file::check(file).is_ok(), ..configuration }
 }
 
 fn shown(path: &Path) -> String {

@@ -20,7 +20,7 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Value, Error> {
     let (mut policies, inputs) = desired_policies(request, &LazyPod::new(request, conf), [(None, conf)])?;
     let policy = policies.pop().map(|(_, policy)| policy).unwrap_or_default();
     let has_executables = sub_plugins::executables(&conf.chain).next().is_some();
-    let format = FormatPreference::new(conf.rule_format, conf, has_executables);
+    let format = FormatPreference { requested: conf.rule_format, auto: conf.auto_format.filter(|_| !has_executables) };
     apply(request, conf, policy, format, inputs)?;
     Ok(result)
 }
@@ -55,7 +55,8 @@ pub(super) fn apply(
         return store.write(&attachment, &record);
     }
     let netns = netns_state::open_of_request(request)?;
-    let committed = reconcile(&store, &attachment, &netns, &Operation::Add(policy, format, inputs))?;
+    let committed =
+        reconcile(&store, &attachment, &netns, &Operation::Add(format, inputs), &[(attachment.clone(), policy)])?;
     let executables: Vec<&str> = sub_plugins::executables(&conf.chain).map(|(kind, _)| kind).collect();
     let is_native = |it: Committed| it.rule_format == RuleFormat::Nftables && it.policy.redirect().is_some();
     if !executables.is_empty() && committed.is_some_and(is_native) {

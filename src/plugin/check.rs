@@ -53,18 +53,14 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<(), Error> {
 /// # Errors
 /// The kernel's state can't be read.
 fn element_drift(policy: &Policy, netns: &NetNs, request: &Request, conf: &NetConf) -> Result<Vec<String>, Error> {
-    let expected = || {
-        let socket = conf.kubernetes.agent_socket.as_ref()?;
-        match excluded_containers(socket, &request.container_id, AGENT_TIMEOUT) {
-            Ok(status) => status.expected,
-            Err(why) => {
-                tracing::debug!("the elements of running containers are not checked: agent: {why}");
-                None
-            }
-        }
-    };
     let compare = || -> Result<Vec<String>, Error> {
-        let expected = expected();
+        let socket = conf.kubernetes.agent_socket.as_ref();
+        let status = socket.map(|socket| excluded_containers(socket, &request.container_id, AGENT_TIMEOUT));
+        let status = status.transpose().unwrap_or_else(|why| {
+            tracing::debug!("the elements of running containers are not checked: agent: {why}");
+            None
+        });
+        let expected = status.and_then(|status| status.expected);
         let live = netns.enter_without_lock(container_elements)?;
         Ok(compare_elements(policy, &live, expected.as_deref()))
     };

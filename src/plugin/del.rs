@@ -3,7 +3,7 @@
 
 use super::reconcile::{Operation, reconcile};
 use super::record::{SandboxRecord, attachment};
-use crate::cni::{Code, Error, NetConf, Request, ValidAttachment};
+use crate::cni::{Code, Error, NetConf, Request};
 use crate::netns::{NetNs, remove_stale_locks};
 use crate::state::{Attachment, ROOT, Store};
 use std::path::Path;
@@ -27,11 +27,9 @@ pub(super) fn run_gc(conf: &NetConf) -> Result<(), Error> {
     // A missing list does not mean that all attachments are stale.
     let Some(valid) = &conf.valid_attachments else { return Ok(()) };
     let store = Store::new(ROOT);
-    let as_valid = |attachment: &Attachment| ValidAttachment {
-        container_id: attachment.container_id.clone(),
-        ifname: attachment.ifname.clone(),
+    let is_stale = |Attachment { container_id, network, ifname }: &Attachment| {
+        *network == conf.name && !valid.iter().any(|one| (&one.container_id, &one.ifname) == (container_id, ifname))
     };
-    let is_stale = |attachment: &Attachment| attachment.network == conf.name && !valid.contains(&as_valid(attachment));
     let remove_stale = |attachment: &Attachment| {
         let recorded = SandboxRecord::location_of(&store, attachment)?;
         let netns = recorded.map_or(Ok(None), |(path, _)| NetNs::open(&path))?;
@@ -51,7 +49,7 @@ pub(super) fn run_gc(conf: &NetConf) -> Result<(), Error> {
 pub(super) fn remove(store: &Store, attachment: &Attachment, netns: Option<&NetNs>) -> Result<(), Error> {
     match netns {
         Some(netns) if SandboxRecord::is_of_another(store, attachment, netns)? => {}
-        Some(netns) => match reconcile(store, attachment, netns, &Operation::Remove) {
+        Some(netns) => match reconcile(store, attachment, netns, &Operation::Remove, &[]) {
             Err(error) if error.code == Code::State => tracing::warn!("{error}"),
             // The record is gone. A concurrent ADD may have written another one since, which describes its rules.
             other => return other.map(drop),

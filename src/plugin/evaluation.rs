@@ -5,7 +5,7 @@
 //! passes show whether Istio's injector has processed the pod. A pod without the injector's annotation has no sidecar, so
 //! it starts at once, without facts.
 
-use super::inputs::{AddInputs, EvaluatedWith, host_groups};
+use super::inputs::{AddInputs, EvaluatedWith, group_ids};
 use crate::cluster::{self, Cluster, Event};
 use crate::cni::{Block, Error, NetConf, Request};
 use crate::pod::well_known::{DEFAULT_NETWORK, INJECTION_STATUS, NETWORKS};
@@ -75,22 +75,20 @@ impl<'a> LazyPod<'a> {
         self.memory.get_or_init(|| cluster::memory(&self.conf.kubernetes)).as_deref()
     }
 
-    /// Returns the source of pods and definitions: the configured one; for a primary plugin, otherwise the API server that
-    /// the environment of this process names.
+    /// Returns the source of pods and definitions.
     pub(super) fn cluster(&self) -> Option<&dyn Cluster> {
-        let of = if self.conf.primary.is_some() { cluster::source_or_in_cluster } else { cluster::source };
-        self.cluster.get_or_init(|| of(&self.conf.kubernetes)).as_deref()
+        self.cluster.get_or_init(|| source_of(self.conf)).as_deref()
     }
 
-    /// Returns the source that is asked for the facts that the sub-plugins in `chain` need; `None` if they have no effect,
+    /// Returns the source that is asked for the facts that the sub-plugins of `conf` need; `None` if they have no effect,
     /// or the configuration names no source.
-    fn source(&self, chain: &[Block]) -> Option<&dyn Cluster> {
-        if waits(self.conf, chain) {
+    fn source(&self, conf: &NetConf) -> Option<&dyn Cluster> {
+        if waits(conf) {
             return self.cluster();
         }
         // Only exclusions apply to pods in the ambient mesh, which also depends on their namespaces. Without an answer at
         // once, the pod starts without rules, and the agent adds its exclusions later.
-        if sub_plugins::wants(chain).namespace { self.memory() } else { None }
+        if sub_plugins::wants(&conf.chain).namespace { self.memory() } else { None }
     }
 
     /// Returns the pod with its annotations; `None` if the call names no pod, there is no cluster source, or the pod
@@ -99,7 +97,7 @@ impl<'a> LazyPod<'a> {
     /// # Errors
     /// The pod can't be fetched.
     pub(super) fn with_annotations(&self) -> Result<Option<&Pod>, Error> {
-        if self.is_agent() {
+        if is_agent(self.conf, self.reference) {
             return Ok(None);
         }
         if let Some(pod) = self.of_runtime() {
@@ -109,16 +107,6 @@ impl<'a> LazyPod<'a> {
         let is_skipped = skip_reason(self.conf, pod_ref).is_some();
         self.fetch(cluster, pod_ref, !is_skipped && sub_plugins::wants(&self.conf.chain).namespace)?;
         Ok(self.fetched.get())
-    }
-
-    /// Returns the pod, if it has been fetched.
-    pub(super) fn fetched(&self) -> Option<&Pod> {
-        self.fetched.get()
-    }
-
-    /// Returns whether the pod is the node agent's own.
-    pub(super) fn is_agent(&self) -> bool {
-        self.reference.is_some_and(|pod_ref| is_agent(self.conf, pod_ref))
     }
 
     /// Returns the facts of the pod from `source`, and those of its namespace if `with_namespace`. After an error, it sends
@@ -150,9 +138,16 @@ impl<'a> LazyPod<'a> {
     }
 }
 
+/// Returns the source of pods and definitions: the configured one; for a primary plugin, otherwise the API server that the
+/// environment of this process names. `None` if there is neither.
+pub(super) fn source_of(conf: &NetConf) -> Option<Box<dyn Cluster>> {
+    let of = if conf.primary.is_some() { cluster::source_or_in_cluster } else { cluster::source };
+    of(&conf.kubernetes)
+}
+
 /// Returns whether `pod` is the node agent's own. It must start without facts, because the agent provides them.
-pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
-    skip_reason(conf, pod) == Some(SkipReason::AgentPod)
+pub(super) fn is_agent(conf: &NetConf, pod: Option<&PodRef>) -> bool {
+    pod.is_some_and(|pod| skip_reason(conf, pod) == Some(SkipReason::AgentPod))
 }
 
 /// Returns whether Istio's injector has processed the pod, according to the container runtime; `None` if the runtime
@@ -161,33 +156,10 @@ pub(super) fn is_injected(conf: &NetConf) -> Option<bool> {
     conf.pod_annotations().map(|annotations| annotations.contains_key(INJECTION_STATUS))
 }
 
-/// Returns whether a pod with the sub-plugins in `chain` waits for its facts. With the guard, every pod does, because only
+/// Returns whether a pod with the sub-plugins of `conf` waits for its facts. With the guard, every pod does, because only
 /// labels show whether it is in the ambient mesh.
-fn waits(conf: &NetConf, chain: &[Block]) -> bool {
-    is_injected(conf) != Some(false) || guards(chain).next().is_some()
-}
-
-/// The facts with which the pods of a configuration are evaluated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FactsOf {
-    /// Those of its source. A primary plugin can also use the service account of the pod in which it runs.
-    Source,
-    /// None: the configuration names no source, and its sub-plugins need none.
-    Configuration,
-    /// None, although `istio-redirect` needs them: an ADD fails.
-    Missing,
-}
-
-/// Returns the facts with which the pods of `conf` are evaluated.
-#[must_use]
-pub fn facts_of(conf: &NetConf) -> FactsOf {
-    if conf.primary.is_some() || cluster::source(&conf.kubernetes).is_some() {
-        FactsOf::Source
-    } else if conf.chain.iter().filter_map(SubPlugin::of).any(SubPlugin::needs_facts) {
-        FactsOf::Missing
-    } else {
-        FactsOf::Configuration
-    }
+fn waits(conf: &NetConf) -> bool {
+    is_injected(conf) != Some(false) || guards(&conf.chain).next().is_some()
 }
 
 /// Policies with the names of their networks.
@@ -205,20 +177,16 @@ pub(super) fn desired_policies<'a>(
 ) -> Result<(NamedPolicies<'a>, Option<AddInputs>), Error> {
     let (mut policies, mut ignored, mut inputs) = (Vec::new(), BTreeSet::new(), Vec::new());
     for (network, conf) in evaluated {
-        let named = |error: Error| match network {
-            Some(network) => error.of_network(network),
-            None => error,
-        };
+        let named = |error: Error| error.of_network(network);
         let with = evaluated_with(pod, conf).map_err(named)?;
         let (policy, why) = match &with {
-            EvaluatedWith::Nothing(reason) => (Policy::default(), reason.to_string()),
-            EvaluatedWith::MissingFacts(why) => (Policy::default(), why.clone()),
+            EvaluatedWith::Nothing(why) | EvaluatedWith::MissingFacts(why) => (Policy::default(), why.clone()),
             EvaluatedWith::Configuration => evaluate(pod, conf, None).map_err(named)?,
-            EvaluatedWith::Facts(facts) => evaluate(pod, conf, Some(facts)).map_err(named)?,
+            EvaluatedWith::Facts(facts) => {
+                ignored.extend(sub_plugins::ignored(facts));
+                evaluate(pod, conf, Some(facts)).map_err(named)?
+            }
         };
-        if let EvaluatedWith::Facts(facts) = &with {
-            ignored.extend(sub_plugins::ignored(facts));
-        }
         tracing::info!(attachment = network, exclusions = policy.exclusion_count(), "{why}");
         policies.push((network.unwrap_or(&conf.name), policy));
         inputs.push((network, conf, with));
@@ -234,15 +202,16 @@ pub(super) fn desired_policies<'a>(
 /// The facts can't be fetched.
 pub(super) fn evaluated_with(pod: &LazyPod<'_>, conf: &NetConf) -> Result<EvaluatedWith, Error> {
     if let Some(reason) = pod.reference.and_then(|pod| skip_reason(conf, pod)) {
-        return Ok(EvaluatedWith::Nothing(reason));
+        return Ok(EvaluatedWith::Nothing(reason.to_string()));
     }
     let wants = sub_plugins::wants(&conf.chain);
-    Ok(match (pod.reference, pod.source(&conf.chain)) {
-        (None, Some(_)) => EvaluatedWith::Nothing(SkipReason::NoPodName),
+    Ok(match (pod.reference, pod.source(conf)) {
+        (None, Some(_)) => EvaluatedWith::Nothing(SkipReason::NoPodName.to_string()),
         (None, None) => EvaluatedWith::Configuration,
-        (Some(_), None) => not_injected(conf, || "it is not looked up".to_owned())
-            .map_or(EvaluatedWith::Configuration, EvaluatedWith::MissingFacts),
-        (Some(_), Some(_)) if !wants.pod => EvaluatedWith::Nothing(SkipReason::NoSubPlugin),
+        (Some(_), None) => {
+            not_injected(conf, "it is not looked up").map_or(EvaluatedWith::Configuration, EvaluatedWith::MissingFacts)
+        }
+        (Some(_), Some(_)) if !wants.pod => EvaluatedWith::Nothing(SkipReason::NoSubPlugin.to_string()),
         (Some(pod_ref), Some(source)) => match pod.facts(source, pod_ref, wants.namespace) {
             Ok(facts) => EvaluatedWith::Facts(Box::new(facts)),
             Err(error) => EvaluatedWith::MissingFacts(check_without_facts(pod_ref, conf, error)?),
@@ -270,7 +239,7 @@ fn evaluate(pod: &LazyPod<'_>, conf: &NetConf, facts: Option<&Facts>) -> Result<
     }
     let rejection = output.rejection(&conf.bounds).map(of_pod);
     let outside: Vec<String> = output.outside().map(DecidedRequest::reason).collect();
-    if let (false, Some(reports), Some(pod)) = (outside.is_empty(), pod.cluster(), pod.fetched()) {
+    if let (false, Some(reports), Some(pod)) = (outside.is_empty(), pod.cluster(), pod.fetched.get()) {
         let (reason, message) = match &rejection {
             Some(error) => ("DetourExclusionRejected", error.to_string()),
             None => ("DetourExclusionIgnored", format!("without effect: {}", outside.join("; "))),
@@ -289,8 +258,7 @@ fn evaluate(pod: &LazyPod<'_>, conf: &NetConf, facts: Option<&Facts>) -> Result<
 pub fn output(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<sub_plugins::ChainOutput, Error> {
     let (runtime, previous) = (conf.runtime_nameservers(), conf.prev_result_nameservers());
     let resolvers = Resolvers { runtime: &runtime, cluster_dns: &conf.kubernetes.cluster_dns, previous: &previous };
-    let groups = OnceCell::new();
-    let group_id = |name: &str| groups.get_or_init(|| host_groups(&conf.group_file)).get(name).copied();
+    let group_id = group_ids(&conf.group_file);
     let input = ChainInput { facts, args: &conf.args, bounds: &conf.bounds, resolvers, group_id: &group_id };
     sub_plugins::explain(blocks, &input)
 }
@@ -301,8 +269,7 @@ pub fn output(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result
 /// # Errors
 /// `error`, with the pod's name.
 fn check_without_facts(pod: &PodRef, conf: &NetConf, error: Error) -> Result<String, Error> {
-    let no_facts = || format!("its facts are unavailable: {error}");
-    if let Some(why) = not_injected(conf, no_facts) {
+    if let Some(why) = not_injected(conf, &format!("its facts are unavailable: {error}")) {
         return Ok(why);
     }
     let mut error = error.of_pod(&pod.namespace, &pod.name);
@@ -318,11 +285,9 @@ fn check_without_facts(pod: &PodRef, conf: &NetConf, error: Error) -> Result<Str
 
 /// Returns a line that explains that the pod is not redirected, if the annotations from the runtime show it. `cause` is
 /// why only these annotations are known.
-fn not_injected(conf: &NetConf, cause: impl FnOnce() -> String) -> Option<String> {
-    (is_injected(conf) == Some(false) && guards(&conf.chain).next().is_none()).then(|| {
-        let cause = cause();
-        format!("not redirected: annotation {INJECTION_STATUS} is missing according to the container runtime; {cause}")
-    })
+fn not_injected(conf: &NetConf, cause: &str) -> Option<String> {
+    let why = "is missing according to the container runtime";
+    (!waits(conf)).then(|| format!("not redirected: annotation {INJECTION_STATUS} {why}; {cause}"))
 }
 
 #[cfg(test)]
@@ -350,8 +315,7 @@ mod tests {
 
     #[test]
     fn only_a_pod_that_the_injector_has_processed_waits() {
-        let chain = conf(None).chain;
-        let waits_with = |annotations| waits(&conf(annotations), &chain);
+        let waits_with = |annotations| waits(&conf(annotations));
         assert!(!waits_with(Some(json!({"a": "b"}))));
         assert!(waits_with(Some(json!({"sidecar.istio.io/status": "{}"}))) && waits_with(None));
     }

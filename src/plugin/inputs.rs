@@ -4,14 +4,12 @@
 use crate::cni::{Block, Bounds, Code, Error, NetConf, NodeConf, Request};
 use crate::pod::{Facts, PodRef};
 use crate::policy::{Guard, Policy};
-use crate::sub_plugins::{
-    self, ChainInput, RepeatedOutput, Resolvers, SkipReason, StartedWith, SubPlugin, skip_reason,
-};
+use crate::sub_plugins::{self, ChainInput, RepeatedOutput, Resolvers, StartedWith, SubPlugin, skip_reason};
 use crate::trusted_file::read_text;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
-use std::cell::OnceCell;
+use std::cell::LazyCell;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::Not;
@@ -22,8 +20,8 @@ const MAX_GROUP_FILE: u64 = 4 << 20;
 
 /// The facts with which a policy was evaluated.
 pub(super) enum EvaluatedWith {
-    /// None: the pod is skipped without them.
-    Nothing(SkipReason),
+    /// None: the pod is skipped without them, for this reason.
+    Nothing(String),
     /// None, because no source of facts answered: the pod starts without rules, for this reason.
     MissingFacts(String),
     /// None: the configuration names no source of facts.
@@ -149,8 +147,7 @@ impl AddInputs {
             let msg = format!("expected UID {expected}, got {got}: the pod was replaced");
             return Err(Error::new(Code::PodUnknown, msg));
         }
-        let groups = OnceCell::new();
-        let group_id = |name: &str| groups.get_or_init(|| host_groups(node.group_file)).get(name).copied();
+        let group_id = group_ids(node.group_file);
         let started = StartedWith {
             redirection: recorded.redirect().is_some(),
             guard: matches!(recorded.guard, Some(Guard::Sidecar(_))),
@@ -158,10 +155,7 @@ impl AddInputs {
         };
         let mut united = RepeatedOutput::default();
         for EvaluatedConfiguration { network, blocks, args, bounds, cluster_dns } in self.configurations(node) {
-            let named = |error: Error| match &network {
-                Some(network) => error.of_network(network),
-                None => error,
-            };
+            let named = |error: Error| error.of_network(network.as_deref());
             if !sub_plugins::wants(&blocks).pod {
                 continue;
             }
@@ -219,15 +213,16 @@ pub(super) struct NodeInputs<'a> {
     pub(super) group_file: &'a Path,
 }
 
-/// Reads the GIDs of the host's groups by name (group(5): `name:password:GID:members`). The first entry of a name
-/// takes precedence.
-pub(super) fn host_groups(file: &Path) -> HashMap<String, u32> {
-    let groups = read_text(file, MAX_GROUP_FILE).unwrap_or_default();
+/// Returns a function that looks up the GID of a host's group (group(5): `name:password:GID:members`). The first entry of a
+/// name takes precedence. The file is read with the first name.
+pub(super) fn group_ids(file: &Path) -> impl Fn(&str) -> Option<u32> {
     let group = |line: &str| {
         let mut fields = line.split(':');
         Some((fields.next()?.to_owned(), fields.nth(1)?.parse().ok()?))
     };
-    groups.lines().rev().filter_map(group).collect()
+    let text = || read_text(file, MAX_GROUP_FILE).unwrap_or_default();
+    let groups = LazyCell::new(move || text().lines().rev().filter_map(group).collect::<HashMap<String, u32>>());
+    move |name| groups.get(name).copied()
 }
 
 /// Returns whether nothing but the default bounds applies.

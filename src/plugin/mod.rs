@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 pub use status::{TargetNode, validate};
 use std::ffi::OsString;
 use std::io::{Read, Write};
-use std::panic::PanicHookInfo;
 use std::path::PathBuf;
 use std::time::Instant;
 use std::{panic, process};
@@ -191,16 +190,12 @@ fn executables(conf: &NetConf) -> RunnableConfiguration {
 fn print_panics(cni_version: &str) {
     let cni_version = cni_version.to_owned();
     panic::set_hook(Box::new(move |panic| {
-        let error = Text::json(&panic_error(panic).to_json(&cni_version).to_string());
+        let place = panic.location().map(|place| format!(" at {place}")).unwrap_or_default();
+        let why = panic.payload_as_str().unwrap_or("no reason given");
+        let msg = format!("internal error of the plugin{place}: {why}; please report this bug");
+        let error = Text::json(&Error::new(Code::Internal, msg).to_json(&cni_version).to_string());
         // A failure to write to stdout can't be reported anywhere.
         let _ = Stdout.write_all(format!("{error}\n").as_bytes());
         process::exit(1);
     }));
-}
-
-fn panic_error(panic: &PanicHookInfo<'_>) -> Error {
-    let place = panic.location().map(|place| format!(" at {place}")).unwrap_or_default();
-    let why = panic.payload_as_str().unwrap_or("no reason given");
-    let msg = format!("internal error of the plugin{place}: {why}; please report this bug");
-    Error::new(Code::Internal, msg)
 }

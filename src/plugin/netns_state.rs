@@ -3,7 +3,7 @@
 //! detour's, in its rule format, or another tool's.
 
 use super::record::{SandboxRecord, SandboxRecords, fixtures, writes_ip6};
-use crate::cni::{Code, Error, LIST_ITEMS, NetConf, Request, at_most};
+use crate::cni::{Code, Error, LIST_ITEMS, Request, at_most};
 use crate::firewall::rule::Family;
 use crate::firewall::{ForeignRedirection, LiveRuleset, RuleFormat, Ruleset, legacy_tables};
 use crate::host_path::{HostPath, HostRoot};
@@ -74,16 +74,9 @@ impl NetnsState {
 pub(super) struct FormatPreference {
     /// The one that it sets; `None` for `auto`.
     pub(super) requested: Option<RuleFormat>,
-    /// The one that `auto` tries first; `None` for the default.
+    /// The one that `auto` tries first; `None` for the default, also with executables that exclude traffic: they insert
+    /// rules into the tables of iptables.
     pub(super) auto: Option<RuleFormat>,
-}
-
-impl FormatPreference {
-    /// Returns the preference of a configuration that sets `requested`. Executables that exclude traffic insert rules into
-    /// the tables of iptables.
-    pub(super) fn new(requested: Option<RuleFormat>, conf: &NetConf, has_executables: bool) -> Self {
-        Self { requested, auto: conf.auto_format.filter(|_| !has_executables) }
-    }
 }
 
 /// Chooses the format of a redirection. A pod never has redirections of detour in both formats, so the one `in_use` (in the

@@ -37,14 +37,18 @@ pub(super) fn apply(request: &Request, document: &mut Document, program: &str) -
         Err(error) => return apply_without_file(request, document, program, error),
     };
     if document.is_primary() && node.is_attached() {
-        match request.command {
-            CniCommand::Status => return Err(Error { code: Code::NotAvailable, ..not_primary() }),
-            _ if !is_cleanup => return Err(not_primary()),
-            _ => {}
+        let msg = format!(
+            "clusterNetwork, delegates: only the runtime's configuration can set these keys, and {NODE_CONFIGURATION} \
+             states that detour is not the primary plugin of this node; if it is, install it with --primary=true \
+             (primaryPlugin.enabled)"
+        );
+        if !is_cleanup {
+            let is_status = request.command == CniCommand::Status;
+            return Err(Error::new(if is_status { Code::NotAvailable } else { Code::InvalidConfig }, msg));
         }
         // ADD is refused, so there is no network to remove, and nothing is executed.
         document.remove_networks();
-        warnings.push(format!("the networks are ignored: {}", not_primary().msg));
+        warnings.push(format!("the networks are ignored: {msg}"));
     }
     if !document.is_primary() {
         warnings.extend(document.govern(&node, program));
@@ -71,10 +75,7 @@ fn apply_without_file(
 ) -> Result<Vec<String>, Error> {
     let warning = format!("the node's keys are not applied until the agent restores the file: {}", error.msg);
     let conf = NetConf::from_document(document, request.command, program).ok();
-    let needs_no_facts = |conf: &NetConf| {
-        let is_agents = request.args.pod.as_ref().is_some_and(|pod| is_agent(conf, pod));
-        is_agents || is_injected(conf) == Some(false)
-    };
+    let needs_no_facts = |conf: &NetConf| is_agent(conf, request.args.pod.as_ref()) || is_injected(conf) == Some(false);
     match (request.command, conf) {
         (CniCommand::Status, Some(conf)) if status::has_agent(&conf.kubernetes) => Ok(vec![warning]),
         (CniCommand::Status, _) => Err(Error { code: Code::NotAvailable, ..error }),
@@ -131,15 +132,6 @@ pub fn effective(node: Option<&NodeConf>, place: &Path, text: &str) -> Result<Ne
         Some(value.to_string())
     };
     configuration(place, govern().as_deref().unwrap_or(text).as_bytes())
-}
-
-fn not_primary() -> Error {
-    let msg = format!(
-        "clusterNetwork, delegates: only the runtime's configuration can set these keys, and {NODE_CONFIGURATION} states \
-         that detour is not the primary plugin of this node; if it is, install it with --primary=true \
-         (primaryPlugin.enabled)"
-    );
-    Error::new(Code::InvalidConfig, msg)
 }
 
 /// Reports the outcome of a call, which began at `started`, to the agent that the configuration names. It takes as long

@@ -154,45 +154,36 @@ pub(super) fn refused(error: &NfError, transaction: Option<&Transaction<'_>>) ->
     if matches!(error, NfError::TooMany(_) | NfError::TooManyDeletions { .. }) {
         return firewall::failed("change", *error);
     }
-    if error.is_lack_of_resources() {
-        let msg =
-            format!("the pod's rules: {error}: the node lacks memory or file descriptors; the runtime should retry");
-        return Error::new(Code::TryAgain, msg);
-    }
-    if matches!(error, NfError::Socket(Errno::EPERM)) {
-        let msg = format!("the pod's rules: {error}; check that the plugin runs with CAP_NET_ADMIN");
-        return Error::new(Code::KernelRefused, msg);
-    }
-    let place = match error {
-        NfError::Refused { index: Some(index), .. } => transaction.and_then(|plan| plan.describe(*index)),
+    let (lacks_resources, is_owned) = (error.is_lack_of_resources(), is_owned(error));
+    let step = match (error, transaction) {
+        (NfError::Refused { index: Some(index), .. }, Some(plan)) if !lacks_resources => Some((plan, *index)),
         _ => None,
     };
-    let place = place.unwrap_or_else(|| "the pod's rules".to_owned());
-    if is_owned(error) {
-        let msg = format!(
-            "{place}: {error}: a process in the pod owns the table (flag owner); end that process, or delete the pod"
-        );
-        return Error::new(Code::ForeignRules, msg);
-    }
-    let is_about_containers = |index| transaction.is_some_and(|plan| plan.is_about_containers(index));
-    if matches!(error, NfError::Refused { index: Some(index), .. } if is_about_containers(*index)) {
-        let msg = format!(
-            "container-exclude: {place}: {error}; check that the node's kernel can match control groups (cgroup v2 in \
-             nft_socket: CONFIG_NFT_SOCKET and CONFIG_SOCK_CGROUP_DATA, 5.13 or later), or remove container-exclude"
-        );
-        return Error::new(Code::KernelRefused, msg);
-    }
-    let is_in_iptables = match (error, transaction) {
-        (NfError::Refused { index: Some(index), .. }, Some(plan)) => plan.is_in_iptables(*index),
-        (_, plan) => plan.is_none_or(|plan| !plan.iptables.is_empty()),
-    };
-    let needed = if is_in_iptables {
-        "nf_tables with nft_compat and the xtables extensions (rule format nftables needs only nf_tables)"
+    let mut place = step.and_then(|(plan, index)| plan.describe(index)).unwrap_or_else(|| "the pod's rules".to_owned());
+    let next = if lacks_resources {
+        ": the node lacks memory or file descriptors; the runtime should retry"
+    } else if matches!(error, NfError::Socket(Errno::EPERM)) {
+        "; check that the plugin runs with CAP_NET_ADMIN"
+    } else if is_owned {
+        ": a process in the pod owns the table (flag owner); end that process, or delete the pod"
+    } else if step.is_some_and(|(plan, index)| plan.is_about_containers(index)) {
+        place.insert_str(0, "container-exclude: ");
+        "; check that the node's kernel can match control groups (cgroup v2 in nft_socket: CONFIG_NFT_SOCKET and \
+         CONFIG_SOCK_CGROUP_DATA, 5.13 or later), or remove container-exclude"
+    } else if step.map_or(transaction.is_none_or(|plan| !plan.iptables.is_empty()), |(plan, i)| plan.is_in_iptables(i))
+    {
+        "; check that the node's kernel has nf_tables with nft_compat and the xtables extensions (rule format nftables \
+         needs only nf_tables)"
     } else {
-        "nf_tables with nat, redirect, tproxy and ct expressions for family inet (5.2 or later)"
+        "; check that the node's kernel has nf_tables with nat, redirect, tproxy and ct expressions for family inet (5.2 \
+         or later)"
     };
-    let msg = format!("{place}: {error}; check that the node's kernel has {needed}");
-    Error::new(Code::KernelRefused, msg)
+    let code = match (lacks_resources, is_owned) {
+        (true, _) => Code::TryAgain,
+        (false, true) => Code::ForeignRules,
+        (false, false) => Code::KernelRefused,
+    };
+    Error::new(code, format!("{place}: {error}{next}"))
 }
 
 #[cfg(test)]

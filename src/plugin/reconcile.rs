@@ -28,14 +28,14 @@ const REPEAT_LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 /// The time limit for attempts if another process changes the rules concurrently: a process with CAP_NET_ADMIN in the pod can change rules without end.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a call changes in the desired state of the pod sandbox.
+/// The call that changes the desired state of the pod sandbox.
 #[derive(Debug, Clone)]
 pub(super) enum Operation {
-    /// ADD: replaces the policy of one attachment, with a preference for the rule format and the inputs to save.
-    Add(Policy, FormatPreference, Option<SavedInputs>),
-    /// The agent's repeated ADD for a running pod: the policies of recorded attachments, all or none.
-    Repeat(Vec<(Attachment, Policy)>),
-    /// DEL: removes the policy of one attachment.
+    /// ADD, with a preference for the rule format and the inputs to save.
+    Add(FormatPreference, Option<SavedInputs>),
+    /// The agent's repeated ADD for a running pod: of recorded attachments, all or none.
+    Repeat,
+    /// DEL.
     Remove,
 }
 
@@ -51,8 +51,8 @@ pub(super) struct Committed {
     pub(super) rejected: Option<Rejected>,
 }
 
-/// Applies `operation` to the attachment and reconciles the rules with the policies of all attachments of the
-/// pod sandbox. Returns `None` if there was nothing to do.
+/// Records `policies`, the new ones of attachments, and reconciles the rules with the policies of all attachments of the
+/// pod sandbox; a DEL removes that of `attachment`. Returns `None` if there was nothing to do.
 ///
 /// # Errors
 /// The network namespace can't be entered, the attachments contradict each other, the state can't be saved, or the
@@ -62,38 +62,33 @@ pub(super) fn reconcile(
     attachment: &Attachment,
     netns: &NetNs,
     operation: &Operation,
+    policies: &[(Attachment, Policy)],
 ) -> Result<Option<Committed>, Error> {
     let (lock_mode, timeout) = match operation {
         Operation::Add(..) => (LockMode::Change, LOCK_TIMEOUT),
-        Operation::Repeat(_) => (LockMode::Change, REPEAT_LOCK_TIMEOUT),
+        Operation::Repeat => (LockMode::Change, REPEAT_LOCK_TIMEOUT),
         Operation::Remove => (LockMode::CleanUp, LOCK_TIMEOUT),
     };
     netns.enter_to(lock_mode, timeout, || {
-        let reconciler = Reconciler { store, attachment, netns, operation };
-        match reconciler.run() {
+        let reconciler = Reconciler { store, attachment, netns, operation, policies };
+        let committed = match reconciler.run() {
             Err(error) if reconciler.removes() && error.code == Code::ForeignRules => {
-                reconciler.abandon(&error).map(|()| None)
+                reconciler.abandon(&error)?;
+                None
             }
-            Ok(committed) if reconciler.removes() => {
-                // Under the lock, so that it is not the record of a concurrent ADD; also if there were no rules.
-                store.remove(attachment).unwrap_or_else(|error| tracing::warn!("{error}"));
-                Ok(committed)
-            }
-            other => other,
+            other => other?,
+        };
+        if reconciler.removes() {
+            // Under the lock, so that it is not the record of a concurrent ADD; also if there were no rules.
+            store.remove(attachment).unwrap_or_else(|error| tracing::warn!("{error}"));
         }
+        Ok(committed)
     })
 }
 
-/// What a call has begun, and may have to undo.
-#[derive(Default)]
-struct Started {
-    /// Whether the intent is saved, or may be.
-    has_intent: bool,
-    /// The fixtures that were added to the network namespace, or may be.
-    added: BTreeSet<Fixture>,
-    /// Whether the outcome of a transaction is unknown.
-    is_unknown: bool,
-}
+/// What a call that fails has to undo: the fixtures that were added to the network namespace, or may be. `None` before the
+/// intent is saved, and if the outcome of a transaction is unknown.
+type Begun = Option<BTreeSet<Fixture>>;
 
 /// The desired state of one attempt.
 struct Plan {
@@ -117,6 +112,7 @@ struct Reconciler<'a> {
     attachment: &'a Attachment,
     netns: &'a NetNs,
     operation: &'a Operation,
+    policies: &'a [(Attachment, Policy)],
 }
 
 impl Reconciler<'_> {
@@ -130,22 +126,18 @@ impl Reconciler<'_> {
 
     fn run(&self) -> Result<Option<Committed>, Error> {
         let saved = self.read()?;
-        match self.operation {
-            Operation::Add(..) => {}
-            Operation::Repeat(policies) => {
-                let is_gone = |(attachment, _): &&(Attachment, Policy)| saved.get(attachment).is_none();
-                policies.iter().find(is_gone).map_or(Ok(()), |(attachment, _)| Err(gone(attachment)))?;
-            }
-            // Without any saved state, rules with detour's names are removed.
-            Operation::Remove if saved.attachments.is_empty() => {}
-            Operation::Remove if saved.get(self.attachment).is_none() => return Ok(None),
-            Operation::Remove => {}
+        // Without any saved state, rules with detour's names are removed.
+        if self.removes() && !saved.attachments.is_empty() && saved.get(self.attachment).is_none() {
+            return Ok(None);
         }
-        let mut started = Started::default();
-        let committed = self.attempts(&saved, &mut started);
+        let mut begun = None;
+        let committed = self.attempts(&saved, &mut begun);
         // The next DEL retries what a DEL can't remove.
-        if committed.is_err() && !self.removes() {
-            self.undo(&saved, &started);
+        if committed.is_err()
+            && !self.removes()
+            && let Some(added) = begun
+        {
+            self.undo(&saved, &added);
         }
         committed.map(Some)
     }
@@ -157,10 +149,10 @@ impl Reconciler<'_> {
     }
 
     /// Retries until the rules are committed. `before` is the saved state before the first attempt.
-    fn attempts(&self, before: &SandboxRecords, started: &mut Started) -> Result<Committed, Error> {
+    fn attempts(&self, before: &SandboxRecords, begun: &mut Begun) -> Result<Committed, Error> {
         let (mut latest, mut force_nftables) = (None, false);
         let committed = wait::until(RETRY_TIMEOUT, wait::AT_ONCE, || {
-            match self.attempt(latest.as_ref().unwrap_or(before), force_nftables, started) {
+            match self.attempt(latest.as_ref().unwrap_or(before), force_nftables, begun) {
                 Ok(committed) => return Ok(Some(committed)),
                 Err(Failure::Fatal(error)) => return Err(error),
                 Err(Failure::OtherFormat(error)) => {
@@ -178,20 +170,14 @@ impl Reconciler<'_> {
         })
     }
 
-    fn attempt(
-        &self,
-        saved: &SandboxRecords,
-        force_nftables: bool,
-        started: &mut Started,
-    ) -> Result<Committed, Failure> {
+    fn attempt(&self, saved: &SandboxRecords, force_nftables: bool, begun: &mut Begun) -> Result<Committed, Failure> {
         let addresses = netns::own_families()?;
         let mut socket = NfSocket::open().map_err(|error| Failure::of(error, None))?;
         let live = LiveRuleset::read(&mut socket).map_err(|error| Failure::of(error, None))?;
         let plan = self.plan(saved, &live, addresses, force_nftables)?;
-        started.has_intent = true;
-        started.added.extend(&plan.missing);
+        begun.get_or_insert_default().extend(&plan.missing);
         self.save_intent(&plan.records, saved)?;
-        let changes = self.commit(&plan, addresses, &mut socket, &live, started)? + plan.missing.len();
+        let changes = self.commit(&plan, addresses, &mut socket, &live, begun)? + plan.missing.len();
         let Plan { records, policy, rule_format, needed, .. } = plan;
         self.finish(records, &needed)?;
         Ok(Committed { policy, rule_format, changes, rejected: live.rejected() })
@@ -210,7 +196,9 @@ impl Reconciler<'_> {
         let in_use = live.rule_format(saved.rule_format(None), &known_rules);
         let in_use = in_use.or_else(|| saved.rule_format(Some(self.attachment)));
         let preference = match self.operation {
-            Operation::Add(policy, preference, _) if policy.redirect().is_some() => *preference,
+            Operation::Add(preference, _) if self.policies.iter().any(|(_, policy)| policy.redirect().is_some()) => {
+                *preference
+            }
             _ => FormatPreference::default(),
         };
         let rule_format = if force_nftables {
@@ -261,7 +249,10 @@ impl Reconciler<'_> {
         rule_format: RuleFormat,
     ) -> Result<SandboxRecords, Error> {
         let mut records = saved.clone();
-        let intent = |attachment: &Attachment, policy: &Policy| {
+        if self.removes() {
+            records.attachments.retain(|(attachment, _)| attachment != self.attachment);
+        }
+        for (attachment, policy) in self.policies {
             let own = saved.get(attachment);
             let mut record = own.cloned().unwrap_or_default();
             let policy = self.adapted(policy, own, foreign)?;
@@ -277,19 +268,10 @@ impl Reconciler<'_> {
             record.rule_format = rule_format;
             // A pod without addresses may get addresses of both families later.
             record.ip6 |= addresses.ip6 || !addresses.ip;
-            Ok::<_, Error>(record)
-        };
-        match self.operation {
-            Operation::Add(policy, _, inputs) => {
-                let record = AttachmentRecord { inputs: inputs.clone(), ..intent(self.attachment, policy)? };
-                records.insert(self.attachment, record);
+            if let Operation::Add(_, inputs) = self.operation {
+                record.inputs.clone_from(inputs);
             }
-            Operation::Repeat(policies) => {
-                for (attachment, policy) in policies {
-                    records.insert(attachment, intent(attachment, policy)?);
-                }
-            }
-            Operation::Remove => records.attachments.retain(|(attachment, _)| attachment != self.attachment),
+            records.insert(attachment, record);
         }
         Ok(records)
     }
@@ -339,7 +321,7 @@ impl Reconciler<'_> {
         match self.operation {
             Operation::Add(..) => self.store.write(attachment, record),
             _ if self.store.update(attachment, record)? => Ok(()),
-            _ => Err(gone(attachment)),
+            _ => Err(Error::new(Code::NoAdd, format!("no saved state of the {attachment}: the pod was deleted"))),
         }
     }
 
@@ -350,7 +332,7 @@ impl Reconciler<'_> {
         addresses: OwnFamilies,
         socket: &mut NfSocket,
         live: &LiveRuleset,
-        started: &mut Started,
+        begun: &mut Begun,
     ) -> Result<usize, Failure> {
         let created = &plan.records.sandbox.created_tables;
         let transaction = plan.rule_format.plan(live, &plan.known_rules, &plan.desired, created);
@@ -370,7 +352,9 @@ impl Reconciler<'_> {
                 Err(Failure::OtherFormat(refused(&error, Some(&transaction))))
             }
             Err(error) => {
-                started.is_unknown = matches!(error, NfError::Socket(_));
+                if matches!(error, NfError::Socket(_)) {
+                    *begun = None;
+                }
                 Err(Failure::of(error, Some(&transaction)))
             }
         }
@@ -383,8 +367,8 @@ impl Reconciler<'_> {
     /// A DEL can't remove fixtures; they remain recorded.
     fn finish(&self, mut records: SandboxRecords, needed: &Fixtures) -> Result<(), Error> {
         let added = records.sandbox.fixtures.clone();
-        match added.remove_but(needed) {
-            Ok(()) => records.sandbox.fixtures.retain(needed),
+        match records.sandbox.fixtures.reduce(needed) {
+            Ok(()) => {}
             Err(error) if self.removes() => return Err(error),
             // An unused fixture is harmless; DEL removes it.
             Err(error) => tracing::warn!("{error}"),
@@ -399,21 +383,13 @@ impl Reconciler<'_> {
         Ok(())
     }
 
-    /// Reverts what a failed call began. If that fails, or if its rules may be in the kernel, the saved state remains:
-    /// it describes what DEL has to remove.
-    fn undo(&self, saved: &SandboxRecords, started: &Started) {
-        if !started.has_intent || started.is_unknown {
-            return;
-        }
-        let changed: Vec<&Attachment> = match self.operation {
-            Operation::Repeat(policies) => policies.iter().map(|(attachment, _)| attachment).collect(),
-            _ => vec![self.attachment],
-        };
-        let mut restored = changed.into_iter().map(|attachment| match saved.get(attachment) {
+    /// Reverts what a failed call began. If that fails, the saved state remains: it describes what DEL has to remove.
+    fn undo(&self, saved: &SandboxRecords, added: &BTreeSet<Fixture>) {
+        let mut restored = self.policies.iter().map(|(attachment, _)| match saved.get(attachment) {
             Some(record) => self.write(attachment, record),
             None => self.store.remove(attachment),
         });
-        let undone = netns::remove_fixtures(&started.added).and_then(|()| restored.try_for_each(|one| one));
+        let undone = netns::remove_fixtures(added).and_then(|()| restored.try_for_each(|one| one));
         undone.unwrap_or_else(|error| tracing::warn!("can't undo the failed call: {}: {error}", self.attachment));
     }
 
@@ -425,7 +401,7 @@ impl Reconciler<'_> {
     /// The saved state can't be read or written, or a process in the pod owns a table.
     fn abandon(&self, cause: &Error) -> Result<(), Error> {
         tracing::warn!("DEL removes only the rules that it can find: {cause}");
-        let records = self.read()?;
+        let mut records = self.read()?;
         let is_other =
             |(other, record): &&(Attachment, AttachmentRecord)| other != self.attachment && record.netns_id.is_some();
         if let Some((other, record)) = records.attachments.iter().find(is_other) {
@@ -439,14 +415,9 @@ impl Reconciler<'_> {
                 Err(error) => tracing::warn!("rules remain until the network namespace is deleted: {error}"),
                 Ok(()) => {}
             }
-            let removed = records.sandbox.fixtures.remove_but(&Fixtures::default());
+            let removed = records.sandbox.fixtures.reduce(&Fixtures::default());
             removed.unwrap_or_else(|error| tracing::warn!("{error}"));
         }
-        self.store.remove(self.attachment)
+        Ok(())
     }
-}
-
-/// Returns the error for an attachment without saved state.
-fn gone(attachment: &Attachment) -> Error {
-    Error::new(Code::NoAdd, format!("no saved state of the {attachment}: the pod was deleted"))
 }

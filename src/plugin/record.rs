@@ -11,7 +11,7 @@ use crate::policy::{
     ContainerExclusion, Contradiction, DnsCapture, Interception, InterceptionMode, Ipv6, Policy, Redirect,
 };
 use crate::state::{Attachment, Store, format};
-pub(super) use sandbox::{SandboxRecord, since_boot};
+pub(super) use sandbox::{SandboxRecord, since_boot, unless_damaged};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -226,14 +226,10 @@ impl SandboxRecords {
         let unions = [self.policy().unwrap_or_default(), self.union(AttachmentRecord::before).unwrap_or_default()];
         let own = self.attachments.iter().flat_map(|(_, record)| [&record.policy, record.before()]);
         // Usually, a pod sandbox has one attachment, whose policy is the union, and no unfinished change.
-        let mut different: Vec<&Policy> = Vec::new();
-        for policy in unions.iter().chain(own) {
-            if !different.contains(&policy) {
-                different.push(policy);
-            }
-        }
+        let mut policies: Vec<&Policy> = unions.iter().chain(own).collect();
+        policies.dedup();
         let mut known = Ruleset::default();
-        different.iter().for_each(|policy| known.add_owned(&Ruleset::of_redirection(policy, &Family::ALL)));
+        policies.iter().for_each(|policy| known.add_owned(&Ruleset::of_redirection(policy, &Family::ALL)));
         known
     }
 

@@ -5,7 +5,8 @@
 //! fails because of something that the node's agent repairs: the agent's pod needs a network, and the node would stay
 //! NotReady.
 
-use super::inputs::host_groups;
+use super::evaluation::source_of;
+use super::inputs::group_ids;
 use super::probe;
 use crate::cni::{
     CniCommand, Code, DefaultNetwork, Error, Kubernetes, NetConf, OWN_LIST, Primary, SUB_PLUGINS,
@@ -17,7 +18,6 @@ use crate::state::{ROOT, Store};
 use crate::suggest::did_you_mean;
 use crate::{cluster, logging, sub_plugins, trusted_file};
 use serde_json::Value;
-use std::cell::OnceCell;
 use std::path::Path;
 use std::{fs, io};
 
@@ -54,8 +54,7 @@ pub(super) fn check_availability(conf: &NetConf) -> Result<bool, Error> {
 /// # Errors
 /// The first setting that an ADD would reject.
 pub(super) fn check_chain(conf: &NetConf) -> Result<(), Error> {
-    let source = if conf.primary.is_some() { cluster::source_or_in_cluster } else { cluster::source };
-    check_sub_plugins(conf, Some(&conf.group_file), source(&conf.kubernetes).is_some())
+    check_sub_plugins(conf, Some(&conf.group_file), source_of(conf).is_some())
 }
 
 fn check_ambient(conf: &NetConf) -> Result<(), Error> {
@@ -153,11 +152,8 @@ pub struct TargetNode<'a> {
 /// # Errors
 /// The first setting that an ADD would reject, with the path of its key.
 pub(super) fn check_sub_plugins(conf: &NetConf, group_file: Option<&Path>, has_facts: bool) -> Result<(), Error> {
-    let groups = OnceCell::new();
-    let group_id = |name: &str| match group_file {
-        Some(file) => groups.get_or_init(|| host_groups(file)).get(name).copied(),
-        None => Some(0),
-    };
+    let known = group_file.map(group_ids);
+    let group_id = |name: &str| known.as_ref().map_or(Some(0), |group_id| group_id(name));
     sub_plugins::check(&conf.chain, &conf.bounds, &conf.args, &group_id, has_facts)
 }
 
@@ -213,12 +209,7 @@ pub fn validate(conf: &NetConf, node: TargetNode<'_>) -> Result<Vec<String>, Err
                     }));
                     continue;
                 }
-                let mut keys = plugin.keys.clone();
-                keys.insert("name".to_owned(), list.name.as_str().into());
-                let version =
-                    Some(&list.cni_version).filter(|version| !version.is_empty()).unwrap_or(&conf.cni_version);
-                keys.insert("cniVersion".to_owned(), version.as_str().into());
-                let text = Value::Object(keys).to_string();
+                let text = Value::Object(list.node_conf(plugin)).to_string();
                 let mut own = NetConf::parse(text.as_bytes(), CniCommand::Add, "").map_err(about)?;
                 own.kubernetes.clone_from(&conf.kubernetes);
                 let of_delegate = validate(&own, node).map_err(about)?;

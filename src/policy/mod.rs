@@ -4,14 +4,12 @@
 //! Kubernetes nor on the kernel.
 
 mod exclusion;
-mod guard;
 mod owners;
 mod redirect;
 mod traffic_policy;
 mod union;
 
 pub use exclusion::{ContainerExclusion, ContainerScope, Exclusion, IdRange, Protocol, TrafficOwner};
-pub use guard::{AmbientGuard, Guard};
 pub use redirect::{DnsCapture, Groups, InterceptionMode, Ipv6, ListOrAll, PortRange, Ports, Ranges, Redirect};
-pub use traffic_policy::{Interception, Policy};
+pub use traffic_policy::{AmbientGuard, Guard, Interception, Policy};
 pub use union::{Combine, Conflict, Contradiction, united};

@@ -1,12 +1,12 @@
-//! The traffic policy of a pod: a redirection and exclusions.
+//! The traffic policy of a pod: a redirection, exclusions, and a guard.
 
 use super::exclusion::Exclusion;
 use super::exclusion::{ContainerExclusion, ContainerScope};
-use super::guard::Guard;
 use super::owners::ByTraffic;
 use super::redirect::Redirect;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::ops::Not;
 
 /// The traffic policy of one attachment, or the union of those of several attachments.
@@ -129,6 +129,28 @@ impl Policy {
     pub fn container_scope(&self, name: &str) -> Option<ContainerScope> {
         self.containers.iter().filter(|exclusion| exclusion.name == name).map(|exclusion| exclusion.scope).max()
     }
+}
+
+/// What the guard rejects: new connections and captured DNS queries that neither the redirection nor an exclusion explains,
+/// so that a pod whose redirection is missing fails closed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Guard {
+    /// What a redirection to the sidecar with these settings captures. If the pod's attachments redirect it, their settings
+    /// apply instead.
+    Sidecar(Box<Redirect>),
+    /// What istio-cni's rules for the ambient mesh capture.
+    Ambient(AmbientGuard),
+}
+
+/// What istio-cni's rules for the ambient mesh capture.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AmbientGuard {
+    /// Whether they capture DNS over UDP.
+    pub dns: bool,
+    /// Whether they capture inbound connections.
+    pub inbound: bool,
+    /// The addresses of the kubelet's probes, to which istio-cni translates the node's.
+    pub probes: BTreeSet<IpAddr>,
 }
 
 #[cfg(test)]

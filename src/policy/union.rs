@@ -1,9 +1,8 @@
 //! The union of the policies of several attachments of one pod sandbox.
 
-use super::guard::{AmbientGuard, Guard};
 use super::owners::ByTraffic;
 use super::redirect::{DnsCapture, InterceptionMode, ListOrAll, Redirect};
-use super::traffic_policy::{Interception, Policy};
+use super::traffic_policy::{AmbientGuard, Guard, Interception, Policy};
 use crate::cni::{Code, Error};
 use ipnet::Ipv4Net;
 use std::collections::BTreeSet;

@@ -104,10 +104,12 @@ pub(super) type Step = Box<dyn FnOnce() -> Done + Send>;
 pub(super) enum Done {
     /// Saved state; `None` if it has not changed.
     Read(Result<Option<Saved>, Error>),
-    /// The containers as they were found, and the changes of the sets. They come with the error of a container whose control
-    /// group was not found.
-    Updated(Containers, Result<(ContainerChanges, Option<Error>), Error>),
+    /// The containers as they were found, and the changes of the sets.
+    Updated(Containers, Updated),
 }
+
+/// The changes of the sets, and the error of a container whose control group was not found.
+pub(super) type Updated = Result<(ContainerChanges, Option<Error>), Error>;
 
 /// When saved state changed, which containers it excludes, and their pod if it was unknown.
 #[derive(Default)]
@@ -316,13 +318,7 @@ impl Sandbox {
     }
 
     /// Records the result of the second step.
-    fn updated(
-        &mut self,
-        containers: &Containers,
-        result: Result<(ContainerChanges, Option<Error>), Error>,
-        is_complete: bool,
-        tools: &Tools,
-    ) {
+    fn updated(&mut self, containers: &Containers, result: Updated, is_complete: bool, tools: &Tools) {
         for (id, _) in containers.iter().filter(|(_, container)| container.is_ended()) {
             self.answer(id, &tools.metrics);
             self.containers.entry(id.clone()).and_modify(|known| known.state = ContainerState::Ended);
@@ -450,13 +446,13 @@ impl Sandbox {
         let bypassing = self.bypassing.clone().or(failed).filter(|_| self.excluding_since >= Some(since));
         let (Some(bypassing), Some(excluded)) = (bypassing, self.excluded.clone()) else { return };
         let why = format!("the agent is not registered at the container runtime: {why}");
-        let captured = excluded.policy().containers.iter().filter(|one| !bypassing.contains(&one.name));
+        let captured = excluded.policy.containers.iter().filter(|one| !bypassing.contains(&one.name));
         captured.for_each(|one| self.report(&one.name, &why, &tools.reports));
     }
 
     /// Returns the elements that the sets must have; `None` while a container's control group is unknown.
     pub(super) fn expected(&self) -> Option<Vec<BypassingContainer>> {
-        let policy = self.excluded.as_ref()?.policy();
+        let policy = &self.excluded.as_ref()?.policy;
         let element = |container: &Container| {
             let ContainerState::Bypassing(group) = &container.state else { return None };
             let NriContainer { name, id, .. } = container.reported.clone();
@@ -472,17 +468,11 @@ impl Sandbox {
 }
 
 fn excludes(excluded: &ExcludedContainers, name: &str) -> bool {
-    excluded.policy().container_scope(name).is_some()
+    excluded.policy.container_scope(name).is_some()
 }
 
-/// Finds the control groups of the excluded containers, and makes the sets match. Returns the changes, and the error of a
-/// container whose control group was not found.
-fn update(
-    root: &HostRoot,
-    excluded: &ExcludedContainers,
-    containers: &mut Containers,
-    is_complete: bool,
-) -> Result<(ContainerChanges, Option<Error>), Error> {
+/// Finds the control groups of the excluded containers, and makes the sets match.
+fn update(root: &HostRoot, excluded: &ExcludedContainers, containers: &mut Containers, is_complete: bool) -> Updated {
     let (mut running, mut hierarchy, mut failure) = (Vec::new(), None, None);
     for (id, container) in containers.iter_mut() {
         if container.is_ended() || !excludes(excluded, &container.reported.name) {

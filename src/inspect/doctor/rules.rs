@@ -9,7 +9,7 @@ use crate::firewall::DNS_PROXY_PORT;
 use crate::inspect::nodes::node_hint;
 use crate::inspect::rules::{LOCK_TIMEOUT, LiveRules, Mark, RuleLine, RulesReport};
 use crate::inspect::terminal::{first_of, joined};
-use crate::netns::find::{FoundNetns, of_name, of_pod};
+use crate::netns::find::{FoundNetns, NodeSnapshot};
 use crate::netns::{listening_ports, public_route_interfaces};
 use crate::pod::{Pod, PodRef};
 use crate::policy::{DnsCapture, Policy, Redirect};
@@ -100,9 +100,9 @@ fn guarded(live: &LiveRules) -> Option<CheckVerdict> {
 /// Finds the pod on this node, by its UID or, if the UID is unknown, by its name.
 pub(super) fn find(target: &CheckTarget, named: &PodRef, pod: Option<&Pod>) -> Result<Option<FoundNetns>, Error> {
     match pod {
-        None => of_name(&target.mount, &named.namespace, &named.name),
+        None => NodeSnapshot::take(&target.mount)?.of_name(&named.namespace, &named.name),
         Some(pod) if pod.host_network => Ok(None),
-        Some(pod) => of_pod(&target.mount, pod),
+        Some(pod) => NodeSnapshot::take(&target.mount)?.of_pod(pod),
     }
 }
 

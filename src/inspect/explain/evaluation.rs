@@ -1,12 +1,12 @@
 //! Evaluates the sub-plugin chains that apply to a pod: the one of the configuration or, for a primary plugin, those of
 //! the pod's attachments. Also what excluded traffic lacks in the ambient mesh.
 
-use crate::cluster::ObjectRef;
+use crate::cluster::{self, ObjectRef};
 use crate::cni::{Block, Error, GLOBAL_NAMESPACE, NetConf, RuleFormat, SYSTEM_NAMESPACE};
 use crate::inspect::subject::{ConfigurationSource, Subject};
 use crate::inspect::terminal::joined;
 use crate::networks::{InstalledNetwork, networks};
-use crate::plugin::evaluation::{self, FactsOf};
+use crate::plugin::evaluation;
 use crate::pod::well_known::{AMBIENT_BYPASS_INBOUND, AMBIENT_REDIRECTION, NETWORKS};
 use crate::pod::{Facts, PodRef};
 use crate::policy::{IdRange, Policy, TrafficOwner};
@@ -119,12 +119,11 @@ impl<'a> Evaluation<'a> {
         if let Some(reason) = skip_reason(conf, &pod_ref) {
             return Ok(Self::skipped(attachment, conf, reason.to_string()));
         }
-        let facts_of = evaluation::facts_of(conf);
-        let facts = (facts_of != FactsOf::Configuration).then_some(&subject.facts);
-        let with_name = |error| match attachment {
-            Some(name) => Error::of_network(error, name),
-            None => error,
-        };
+        // A primary plugin can also use the service account of the pod in which it runs.
+        let has_source = conf.primary.is_some() || cluster::source(&conf.kubernetes).is_some();
+        let needs_facts = conf.chain.iter().filter_map(SubPlugin::of).any(SubPlugin::needs_facts);
+        let facts = (has_source || needs_facts).then_some(&subject.facts);
+        let with_name = |error: Error| error.of_network(attachment);
         let mut output = evaluation::output(&conf.chain, conf, facts).map_err(with_name)?;
         let (mut notes, mut warnings) = (Vec::new(), Vec::new());
         let of_network = |text: String| match attachment {
@@ -134,10 +133,10 @@ impl<'a> Evaluation<'a> {
         let mut warn = |code, what: String, next: &str| warnings.push(Warning::new(code, of_network(what), next));
         // The built-in configuration has no source.
         if subject.origin.source != ConfigurationSource::BuiltIn {
-            if facts_of == FactsOf::Configuration {
+            if facts.is_none() {
                 notes.push(of_network(WITHOUT_FACTS.to_owned()));
             }
-            if facts_of == FactsOf::Missing {
+            if needs_facts && !has_source {
                 let next = "set kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir";
                 warn(ADD_FAILS, "the configuration has no source of pod facts".to_owned(), next);
             }

@@ -66,56 +66,20 @@ impl FoundNetns {
     }
 }
 
-/// Finds the network namespace of a pod of the cluster. `root` is where the node's file system is mounted, `/` on the
-/// node itself. Returns `None` if the pod has neither a cached result nor a process.
-///
-/// # Errors
-/// As [`of_uid`]; or a cached result shows that the pod's UID on the node is that of another pod.
-pub fn of_pod(root: &Path, pod: &Pod) -> Result<Option<FoundNetns>, Error> {
-    NodeSnapshot::take(root)?.of_pod(pod)
-}
-
-/// Finds the network namespace of the pod that the runtime knows by `uid`: any pod that has it. `root` as for
-/// [`of_pod`].
-///
-/// # Errors
-/// Results or processes can't be read, or they don't identify one namespace: they disagree, the pod has two
-/// sandboxes, or it uses the node's own network.
-pub fn of_uid(root: &Path, uid: &str) -> Result<Option<FoundNetns>, Error> {
-    NodeSnapshot::take(root)?.of_uid(uid)
-}
-
-/// Finds the network namespace of the pod of that name, for callers that don't know its UID: the UID is read from
-/// the cached results. `root` as for [`of_pod`].
-///
-/// # Errors
-/// As [`of_uid`]; or several pods of that name exist on the node (all but one were deleted).
-pub fn of_name(root: &Path, namespace: &str, name: &str) -> Result<Option<FoundNetns>, Error> {
-    NodeSnapshot::take(root)?.of_name(namespace, name)
-}
-
-/// Finds the network namespace of a container, which may be a pod sandbox. `id` may be a unique prefix of the ID and
-/// may start with the runtime's name, as in `containerStatuses` (`cri-o://ID`).
-///
-/// # Errors
-/// As [`of_uid`]; or `id` is a prefix of several container IDs.
-pub fn of_container(root: &Path, id: &str) -> Result<Option<FoundNetns>, Error> {
-    NodeSnapshot::take(root)?.of_container(id.rsplit("://").next().unwrap_or(id))
-}
-
 /// Returns the pod of a sandbox (`CNI_CONTAINERID`) from the runtime's cached results; `None` without a result for it.
 ///
 /// # Errors
 /// The cached results can't be read.
 pub fn pod_of_sandbox(root: &HostRoot, container_id: &str) -> Result<Option<PodRef>, Error> {
     let pod = |result: CachedResult| {
-        let (namespace, name) = result.pod_name?;
-        Some(PodRef { namespace, name, uid: result.pod_uid })
+        let ((namespace, name), uid) = (result.pod_name()?, result.pod_uid());
+        Some(PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.map(str::to_owned) })
     };
     Ok(cached_results(root)?.into_iter().filter(|result| result.container_id == container_id).find_map(pod))
 }
 
-/// A snapshot of the node's cached results and container processes, for lookups of several pods.
+/// A snapshot of the node's cached results and container processes, for lookups of pods and containers. All return `None`
+/// if there is neither a cached result nor a process.
 pub struct NodeSnapshot {
     root: HostRoot,
     /// The node's own network namespace.
@@ -125,7 +89,7 @@ pub struct NodeSnapshot {
 }
 
 impl NodeSnapshot {
-    /// Takes a snapshot; `root` as for [`of_pod`].
+    /// Takes a snapshot; `root` is where the node's file system is mounted, `/` on the node itself.
     ///
     /// # Errors
     /// Results, processes or the node's own network namespace can't be read.
@@ -141,18 +105,18 @@ impl NodeSnapshot {
         Ok(Self { own, results: cached_results(&root)?, processes: container_processes(&proc)?, root })
     }
 
-    /// Finds the network namespace of a pod in the snapshot; see [`of_pod`]. The UID of a static pod is an annotation
-    /// of its mirror, which proves nothing: a cached result must have the pod's name too.
+    /// Finds the network namespace of a pod of the cluster. The UID of a static pod is an annotation of its mirror, which
+    /// proves nothing: a cached result must have the pod's name too.
     ///
     /// # Errors
-    /// As [`of_pod`].
+    /// As [`Self::of_uid`]; or a cached result shows that the pod's UID on the node is that of another pod.
     pub fn of_pod(&self, pod: &Pod) -> Result<Option<FoundNetns>, Error> {
         let Some(uid) = pod.uid_on_node() else { return Ok(None) };
         let failed = |why: String| Err(invalid(format!("pod {}/{} (UID {uid}): {why}", pod.namespace, pod.name)));
         let mut is_named = false;
-        for result in self.results.iter().filter(|result| result.pod_uid.as_deref() == Some(uid)) {
-            let Some((namespace, name)) = &result.pod_name else { continue };
-            if (namespace, name) != (&pod.namespace, &pod.name) {
+        for result in self.results.iter().filter(|result| result.pod_uid() == Some(uid)) {
+            let Some((namespace, name)) = result.pod_name() else { continue };
+            if (namespace, name) != (&*pod.namespace, &*pod.name) {
                 return failed(format!("{} is the cached result of pod {namespace}/{name} with this UID", result.file));
             }
             is_named = true;
@@ -167,18 +131,25 @@ impl NodeSnapshot {
         }
     }
 
-    fn of_uid(&self, uid: &str) -> Result<Option<FoundNetns>, Error> {
-        let results = self.results.iter().filter(|result| result.pod_uid.as_deref() == Some(uid));
+    /// Finds the network namespace of the pod that the runtime knows by `uid`: any pod that has it.
+    ///
+    /// # Errors
+    /// Results and processes don't identify one namespace: they disagree, the pod has two sandboxes, or it uses the node's
+    /// own network.
+    pub fn of_uid(&self, uid: &str) -> Result<Option<FoundNetns>, Error> {
+        let results = self.results.iter().filter(|result| result.pod_uid() == Some(uid));
         let oldest = self.oldest(|process| process.owner.pod_uid.as_deref() == Some(uid))?;
         self.decide(&format!("pod {uid}"), &results.collect::<Vec<_>>(), oldest)
     }
 
-    fn of_name(&self, namespace: &str, name: &str) -> Result<Option<FoundNetns>, Error> {
-        let is_named = |result: &&CachedResult| {
-            result.pod_name.as_ref().is_some_and(|(ns, pod)| (&**ns, &**pod) == (namespace, name))
-        };
-        let uids: BTreeSet<&str> =
-            self.results.iter().filter(is_named).filter_map(|result| result.pod_uid.as_deref()).collect();
+    /// Finds the network namespace of the pod of that name, for callers that don't know its UID: the UID is read from the
+    /// cached results.
+    ///
+    /// # Errors
+    /// As [`Self::of_uid`]; or several pods of that name exist on the node (all but one were deleted).
+    pub fn of_name(&self, namespace: &str, name: &str) -> Result<Option<FoundNetns>, Error> {
+        let named = self.results.iter().filter(|result| result.pod_name() == Some((namespace, name)));
+        let uids: BTreeSet<&str> = named.filter_map(CachedResult::pod_uid).collect();
         let mut all: Vec<(&str, FoundNetns)> = Vec::new();
         for uid in uids {
             all.extend(self.of_uid(uid)?.map(|found| (uid, found)));
@@ -194,13 +165,19 @@ impl NodeSnapshot {
         }
     }
 
-    fn of_container(&self, id: &str) -> Result<Option<FoundNetns>, Error> {
+    /// Finds the network namespace of a container, which may be a pod sandbox. `id` may be a unique prefix of the ID and
+    /// may start with the runtime's name, as in `containerStatuses` (`cri-o://ID`).
+    ///
+    /// # Errors
+    /// As [`Self::of_uid`]; or `id` is a prefix of several container IDs.
+    pub fn of_container(&self, id: &str) -> Result<Option<FoundNetns>, Error> {
+        let id = id.rsplit("://").next().unwrap_or(id);
         let what = format!("container {id}");
         let full_id = self.full_id(id)?;
         let oldest = self.oldest(|process| process.owner.container.as_deref() == Some(full_id))?;
         let results: Vec<&CachedResult> = self.results.iter().filter(|result| result.container_id == full_id).collect();
         let pod_uid = oldest.as_ref().and_then(|oldest| oldest.owner.pod_uid.as_deref());
-        let Some(pod_uid) = pod_uid.or_else(|| results.iter().find_map(|result| result.pod_uid.as_deref())) else {
+        let Some(pod_uid) = pod_uid.or_else(|| results.iter().find_map(|result| result.pod_uid())) else {
             return self.decide(&what, &results, oldest);
         };
         let Some(found) = self.of_uid(pod_uid)? else { return Ok(None) };
@@ -294,9 +271,9 @@ impl NodeSnapshot {
 
     /// Opens the namespace of a cached result; `None` if it no longer exists.
     fn open(&self, result: &CachedResult) -> Result<Option<NetNs>, Error> {
-        let Some(path) = &result.netns else { return Ok(None) };
+        let Some(path) = result.netns() else { return Ok(None) };
         let failed = |error| Error::new(Code::Io, format!("network namespace {path}: can't follow its links: {error}"));
-        let netns = NetNs::open(&self.root.reach(path).map_err(failed)?)?;
+        let netns = NetNs::open(&self.root.reach(&path).map_err(failed)?)?;
         if netns.as_ref().is_some_and(|netns| netns.id() == self.own) {
             return Err(invalid(format!("{} names {path}, which is the node's own network namespace", result.file)));
         }

@@ -26,44 +26,54 @@ const MAX_RESULT: u64 = 4 << 20;
 const KIND: &str = "cniCacheV1";
 
 /// The cached result of an ADD.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
 pub(super) struct CachedResult {
     /// The cache file, as a path on the node.
+    #[serde(skip)]
     pub(super) file: String,
-    /// `CNI_CONTAINERID`.
+    kind: String,
     pub(super) container_id: String,
-    /// The network name.
+    #[serde(rename = "networkName")]
     pub(super) network: String,
-    /// `CNI_IFNAME`.
+    #[serde(rename = "ifName")]
     pub(super) ifname: String,
-    /// `K8S_POD_UID`.
-    pub(super) pod_uid: Option<String>,
-    /// `K8S_POD_NAMESPACE` and `K8S_POD_NAME`.
-    pub(super) pod_name: Option<(String, String)>,
-    /// The namespace, as a path on the node.
-    pub(super) netns: Option<HostPath>,
+    /// Base64 of the configuration list, or of a single plugin's configuration.
+    config: String,
+    /// `CNI_NETNS`, written since libcni 1.2.
+    netns: Option<String>,
+    cni_args: Option<Vec<(String, String)>>,
     /// The result that the ADD returned.
     pub(super) result: Value,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct CacheFile {
-    kind: String,
-    container_id: String,
-    if_name: String,
-    network_name: String,
-    /// Base64 of the configuration list, or of a single plugin's configuration.
-    config: String,
-    /// Written since libcni 1.2.
-    netns: Option<String>,
-    cni_args: Option<Vec<(String, String)>>,
-    result: Value,
-}
+impl CachedResult {
+    fn parse(file: String, text: &[u8]) -> Option<Self> {
+        let read: Self = serde_json::from_slice(text).ok().filter(|read: &Self| read.kind == KIND)?;
+        Some(Self { file, ..read })
+    }
 
-impl CacheFile {
-    fn parse(text: &[u8]) -> Option<Self> {
-        serde_json::from_slice(text).ok().filter(|file: &Self| file.kind == KIND)
+    /// Returns `K8S_POD_UID`.
+    pub(super) fn pod_uid(&self) -> Option<&str> {
+        self.arg("K8S_POD_UID")
+    }
+
+    /// Returns `K8S_POD_NAMESPACE` and `K8S_POD_NAME`.
+    pub(super) fn pod_name(&self) -> Option<(&str, &str)> {
+        self.arg("K8S_POD_NAMESPACE").zip(self.arg("K8S_POD_NAME"))
+    }
+
+    fn arg(&self, name: &str) -> Option<&str> {
+        self.cni_args.iter().flatten().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    /// Returns the namespace, as a path on the node: that of the call, or else that of the interface.
+    pub(super) fn netns(&self) -> Option<HostPath> {
+        let of_interface = || {
+            let interfaces = self.result["interfaces"].as_array()?;
+            interfaces.iter().find(|interface| interface["name"] == *self.ifname)?["sandbox"].as_str()
+        };
+        self.netns.as_deref().or_else(of_interface).and_then(HostPath::new)
     }
 
     /// Returns the types of the plugins that are called to delete the pod; `None` if containerd saved the result in
@@ -79,30 +89,6 @@ impl CacheFile {
         let config: Value = serde_json::from_slice(&BASE64_STANDARD.decode(&self.config).ok()?).ok()?;
         let plugins = config["plugins"].as_array().map_or(std::slice::from_ref(&config), Vec::as_slice);
         Some(plugins.iter().filter_map(|plugin| plugin["type"].as_str()).map(str::to_owned).collect())
-    }
-}
-
-impl CachedResult {
-    fn parse(file: String, text: &[u8]) -> Option<Self> {
-        let content = CacheFile::parse(text)?;
-        let of_interface = || {
-            let interfaces = content.result["interfaces"].as_array()?;
-            let own = interfaces.iter().find(|interface| interface["name"] == content.if_name.as_str())?;
-            own["sandbox"].as_str().map(str::to_owned)
-        };
-        let netns = content.netns.clone().or_else(of_interface).and_then(HostPath::new);
-        let args = content.cni_args.unwrap_or_default();
-        let arg = |name| args.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
-        Some(Self {
-            file,
-            netns,
-            pod_uid: arg("K8S_POD_UID"),
-            pod_name: arg("K8S_POD_NAMESPACE").zip(arg("K8S_POD_NAME")),
-            container_id: content.container_id,
-            network: content.network_name,
-            ifname: content.if_name,
-            result: content.result,
-        })
     }
 }
 
@@ -151,9 +137,9 @@ pub fn containers_by_type(
                     continue;
                 }
             };
-            let Some(cached) = CacheFile::parse(&text) else { continue };
+            let Some(cached) = CachedResult::parse(String::new(), &text) else { continue };
             let Some(mut plugins) = cached.types(name, node) else { continue };
-            if is_own(&cached.container_id, &cached.network_name) {
+            if is_own(&cached.container_id, &cached.network) {
                 plugins.insert(PROGRAM.to_owned());
             }
             for kind in plugins.intersection(types) {
@@ -200,12 +186,12 @@ mod tests {
         CachedResult::parse("f".into(), text.to_string().as_bytes())
     }
 
-    fn cached(text: &Value) -> CacheFile {
-        CacheFile::parse(text.to_string().as_bytes()).expect("a cached result")
+    fn cached(text: &Value) -> CachedResult {
+        parse(text).expect("a cached result")
     }
 
     fn netns(result: &CachedResult) -> Option<String> {
-        result.netns.as_ref().map(ToString::to_string)
+        result.netns().map(|netns| netns.to_string())
     }
 
     #[test]
@@ -213,7 +199,7 @@ mod tests {
         let mut text = text();
         let result = parse(&text).expect("a result");
         assert_eq!(netns(&result).as_deref(), Some("/var/run/netns/one"));
-        assert_eq!((result.pod_uid.as_deref(), &*result.network, &*result.ifname), (Some("u"), "n", "eth0"));
+        assert_eq!((result.pod_uid(), &*result.network, &*result.ifname), (Some("u"), "n", "eth0"));
         text.as_object_mut().expect("an object").remove("netns");
         assert_eq!(netns(&parse(&text).expect("a result")).as_deref(), Some("/var/run/netns/two"));
         text["ifName"] = "net1".into();

@@ -5,7 +5,6 @@
 use super::invocation::{Invocation, PrimaryCall};
 use super::networks::{networks_of, require_ready};
 use super::plan::{AddPlan, InProcessAttachment, rule_format, united};
-use super::saved_state::SavedState;
 use crate::cni::result::AddResult;
 use crate::cni::{Code, Error, NetworkStatus};
 use crate::netns::{LockMode, NetNs, replace_default_routes};
@@ -42,9 +41,9 @@ pub(super) fn run(call: &PrimaryCall<'_>) -> Result<Value, Error> {
     // The facts are fetched before anything is changed.
     plan.evaluated.iter().try_for_each(|one| evaluated_with(&pod, &one.conf).map(drop))?;
     let (store, attachment) = (call.store(), call.attachment());
-    store.write(&attachment, &SavedState { invocations: plan.invocations.clone() })?;
+    store.write(&attachment, &plan.saved)?;
     let outcome = perform(call, &pod, &mut plan, &netns).and_then(|outcome| {
-        store.write(&attachment, &SavedState { invocations: plan.invocations.clone() })?;
+        store.write(&attachment, &plan.saved)?;
         Ok(outcome)
     });
     match outcome {
@@ -53,10 +52,9 @@ pub(super) fn run(call: &PrimaryCall<'_>) -> Result<Value, Error> {
             Ok(result)
         }
         Err(error) => {
-            let mut saved = SavedState { invocations: plan.invocations };
-            saved.invocations.retain(|invocation| invocation.result.is_some());
+            plan.saved.invocations.retain(|invocation| invocation.result.is_some());
             // The runtime follows a failed ADD with a DEL, which retries what can't be undone now.
-            let undone = call.remove(&saved, &[]).and_then(|()| store.remove(&attachment));
+            let undone = call.remove(&plan.saved, &[]).and_then(|()| store.remove(&attachment));
             undone.unwrap_or_else(|error| tracing::warn!("can't undo the failed ADD: {attachment}: {error}"));
             Err(error)
         }
@@ -91,8 +89,8 @@ fn perform(
 ) -> Result<(Value, Vec<AddResult>), Error> {
     let delegate_call = call.delegate_call();
     let (mut network_results, mut route_changes) = (Vec::new(), Vec::new());
-    let moves_route = moves_default_route(plan.invocations.iter().filter_map(|one| one.selection.as_ref()));
-    for invocation in plan.invocations.iter_mut().filter(|invocation| !invocation.is_chained) {
+    let moves_route = moves_default_route(plan.saved.invocations.iter().filter_map(|one| one.selection.as_ref()));
+    for invocation in plan.saved.invocations.iter_mut().filter(|invocation| !invocation.is_chained) {
         let previous = invocation.is_auxiliary.then(AddResult::default);
         let mut result = invocation.add(&delegate_call, previous.as_ref())?;
         if moves_route {
@@ -112,10 +110,12 @@ fn perform(
     }
     let evaluated = plan.evaluated.iter().map(|one| (Some(one.name.as_str()), &one.conf));
     let (policies, inputs) = desired_policies(call.request, pod, evaluated)?;
-    let has_executables = plan.invocations.iter().any(|invocation| invocation.is_chained || invocation.is_auxiliary);
-    let format = FormatPreference::new(rule_format(call.conf, &plan.evaluated)?, call.conf, has_executables);
+    let has_executables =
+        plan.saved.invocations.iter().any(|invocation| invocation.is_chained || invocation.is_auxiliary);
+    let requested = rule_format(call.conf, &plan.evaluated)?;
+    let format = FormatPreference { requested, auto: call.conf.auto_format.filter(|_| !has_executables) };
     add::apply(call.request, call.conf, united(&policies)?, format, inputs)?;
-    for invocation in plan.invocations.iter_mut().filter(|invocation| invocation.is_chained) {
+    for invocation in plan.saved.invocations.iter_mut().filter(|invocation| invocation.is_chained) {
         default_result = invocation.add(&delegate_call, Some(&default_result))?;
     }
     let others = network_results.get(1..).unwrap_or_default();
@@ -158,8 +158,10 @@ fn report_networks(
     };
     let (Some(reports), Some(pod), true) = (pod.cluster(), annotated, enabled) else { return };
     let (mut networks, mut events) = (Vec::new(), Vec::new());
-    let devices: Vec<_> = plan.invocations.iter().map(Invocation::device_info).collect();
-    for (position, ((invocation, result), device)) in plan.invocations.iter().zip(results).zip(&devices).enumerate() {
+    let devices: Vec<_> = plan.saved.invocations.iter().map(Invocation::device_info).collect();
+    for (position, ((invocation, result), device)) in
+        plan.saved.invocations.iter().zip(results).zip(&devices).enumerate()
+    {
         let added =
             AddedNetwork { name: &invocation.name, default: position == 0, result, device_info: device.as_ref() };
         networks.push(added);

@@ -3,24 +3,24 @@
 //! from the saved state, without the cluster.
 
 mod add;
-mod invocation;
+pub(crate) mod invocation;
 mod networks;
 mod plan;
-pub(crate) mod saved_state;
 
+pub use invocation::NetworkRunner;
 pub(super) use invocation::PrimaryCall;
-pub use plan::{InProcessAttachment, NetworkRunner, Preview, UNREAD, preview, united};
+pub use plan::{InProcessAttachment, Preview, UNREAD, preview, united};
 
 use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, Request, ValidAttachment};
 use crate::delegate::{Call, Executables};
-use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration};
+use crate::networks::{PodNetwork, PodNetworks};
+use crate::plugin::evaluation::source_of;
 use crate::plugin::record::{SandboxRecord, read_to_remove};
 use crate::plugin::{check, del, status};
 use crate::state::{Attachment, ROOT, Store};
-use invocation::Invocation;
+use invocation::{Invocation, MultusRecord, SavedState};
 use networks::require_ready;
-use plan::{AddPlan, runner};
-use saved_state::{MultusRecord, SavedState};
+use plan::AddPlan;
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -89,7 +89,9 @@ fn configured(call: &PrimaryCall<'_>) -> SavedState {
     let invocation =
         |(position, network)| Invocation::for_network(network, position == 0, &conf.runtime_config, request);
     // In-process attachments have no executable; their rules are removed afterwards.
-    let runs = |(_, network): &(usize, &PodNetwork)| runner(call.primary, network) != NetworkRunner::Here;
+    let runs = |(_, network): &(usize, &PodNetwork)| {
+        NetworkRunner::of(call.primary, &network.configuration) != NetworkRunner::Here
+    };
     let mut invocations: Vec<_> = networks.iter().enumerate().filter(runs).map(invocation).collect();
     let default = networks.first().map_or(request.ifname.as_str(), |network| network.interface.as_str());
     invocations.extend(Invocation::for_executables(&conf.name, default, conf, &request.args_text));
@@ -105,12 +107,14 @@ fn gc(call: &PrimaryCall<'_>) -> Result<(), Error> {
     // A missing list does not mean that all attachments are stale.
     let Some(valid) = &call.conf.valid_attachments else { return Ok(()) };
     let (mut results, mut valid_interfaces) = (Vec::new(), valid.clone());
-    let network = common_default_network(call)
-        .inspect_err(|error| tracing::warn!("GC skips the default network: {error}"))
-        .ok()
-        .flatten();
+    let common = call.common_networks(source_of(call.conf).as_deref()).unwrap_or_else(|error| {
+        tracing::warn!("GC skips the default network: {error}");
+        PodNetworks::default()
+    });
+    // The default network of pods that select no other.
+    let network = common.networks.first().map(|network| &network.configuration);
     let is_of_network = |invocation: &&Invocation| {
-        invocation.network().is_ok_and(|own| network.as_ref().is_some_and(|network| network.name == own.name))
+        invocation.network().is_ok_and(|own| network.is_some_and(|network| network.name == own.name))
     };
     for attachment in call.store().attachments()?.into_iter().filter(|own| own.network == call.conf.name) {
         let with_interface = |ifname: &String| {
@@ -134,12 +138,6 @@ fn gc(call: &PrimaryCall<'_>) -> Result<(), Error> {
     results.extend(network.map(|network| network.gc(&Executables, &delegate_call, Some(&valid_interfaces))));
     results.push(del::run_gc(call.conf));
     Error::all(results)
-}
-
-/// Returns the default network of pods that select no other.
-fn common_default_network(call: &PrimaryCall<'_>) -> Result<Option<RunnableConfiguration>, Error> {
-    let networks = call.common_networks(call.cluster().as_deref())?.networks;
-    Ok(networks.first().map(|network| network.configuration.clone()))
 }
 
 /// Runs DEL for a pod sandbox that the runtime no longer has. Without readable saved state, the default network's own GC
@@ -173,12 +171,12 @@ fn status(call: &PrimaryCall<'_>) -> Result<(), Error> {
     if !status::check_availability(call.conf)? && is_by_name {
         return Ok(());
     }
-    let resolved = call.common_networks(call.cluster().as_deref()).map_err(unavailable)?;
+    let resolved = call.common_networks(source_of(call.conf).as_deref()).map_err(unavailable)?;
     let default = resolved.networks.first().map(|network| network.configuration.clone());
     let network = default.ok_or_else(|| Error::new(Code::Internal, "no default network is configured"))?;
     let plan = AddPlan::of(call, resolved, true).map_err(unavailable)?;
     for InProcessAttachment { name, conf } in &plan.evaluated {
-        status::check_chain(conf).map_err(|error| unavailable(error.of_network(name)))?;
+        status::check_chain(conf).map_err(|error| unavailable(error.of_network(Some(name))))?;
     }
     network
         .status(&Executables, &call.delegate_call())

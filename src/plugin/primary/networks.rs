@@ -1,11 +1,11 @@
 //! The networks of a pod, with their configurations, and the readiness file of the cluster's network. Users of the cluster
 //! write network definitions, so keys that belong to the node's administrator are replaced in them.
 
-use super::invocation::PrimaryCall;
+use super::invocation::{NetworkRunner, PrimaryCall};
 use crate::cluster::{Cluster, DefinitionQuery, Definitions, Lookup};
 use crate::cni::{Code, Error, NetConf, NodeConf, PROGRAM, Primary};
 use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration, auxiliary_chain, beside, resolve};
-use crate::plugin::evaluation::LazyPod;
+use crate::plugin::evaluation::{LazyPod, is_agent};
 use crate::pod::Pod;
 use crate::wait;
 use std::cell::OnceCell;
@@ -62,16 +62,6 @@ fn govern(
     Ok(())
 }
 
-/// Whether the configuration has a single plugin, which runs in this process.
-pub(super) fn runs_in_process(primary: &Primary, configuration: &RunnableConfiguration) -> bool {
-    is_one_of(&primary.in_process_types, configuration)
-}
-
-/// Whether the configuration has a single plugin, of one of these types.
-pub(super) fn is_one_of(types: &[String], configuration: &RunnableConfiguration) -> bool {
-    configuration.plugins.len() == 1 && configuration.types().all(|own| types.iter().any(|kind| kind == own))
-}
-
 /// Returns the plugins of Multus's auxiliary chain, which runs after the `position` networks of a pod: those that run in
 /// this process, each as a network of its own, and the list of the others.
 ///
@@ -92,7 +82,7 @@ pub(super) fn auxiliary_networks(
     };
     let (mut in_process, mut others) = (Vec::new(), Vec::new());
     for (file, mut configuration) in auxiliary_chain(directory, &conf.cni_version)? {
-        if runs_in_process(primary, &configuration) {
+        if NetworkRunner::of(primary, &configuration) == NetworkRunner::Here {
             let name = format!("{chain}/{}", file.file_name().unwrap_or_default().to_string_lossy());
             let mut warnings = Vec::new();
             govern(conf, primary, &name, &mut configuration, &mut warnings)?;
@@ -128,7 +118,7 @@ pub(super) fn networks_of(
     pod: &LazyPod<'_>,
     annotated: Option<&Pod>,
 ) -> Result<PodNetworks, Error> {
-    if pod.is_agent() {
+    if is_agent(call.conf, pod.reference) {
         // The agent makes the API server reachable for this plugin, so the API is used only if the files do not suffice.
         return call.common_networks(None).or_else(|error| match pod.cluster() {
             Some(cluster) => call.common_networks(Some(cluster)),

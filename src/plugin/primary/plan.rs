@@ -4,8 +4,8 @@
 //! [`preview`] makes the same plan for a pod without a call: it runs nothing and reads nothing on the node. The policy of a
 //! pod is that of all attachments that run in this process, together with the node's own sub-plugins.
 
-use super::invocation::{Invocation, PrimaryCall};
-use super::networks::{auxiliary_networks, is_one_of, pod_networks, runs_in_process};
+use super::invocation::{Invocation, NetworkRunner, PrimaryCall, SavedState};
+use super::networks::{auxiliary_networks, pod_networks};
 use crate::cluster::Definitions;
 use crate::cni::{
     Block, CniCommand, Code, DefaultNetwork, Error, NetConf, NetworkName, Primary, RuleFormat, at_most,
@@ -25,7 +25,7 @@ const MAX_IN_PROCESS: usize = 16;
 /// The steps of an ADD.
 pub(super) struct AddPlan {
     /// What to run, in the order of ADD: the default network, the other networks, the chained plugins.
-    pub(super) invocations: Vec<Invocation>,
+    pub(super) saved: SavedState,
     /// The attachments whose policies apply to the pod.
     pub(super) evaluated: Vec<InProcessAttachment>,
     /// Whether the pod itself selects networks.
@@ -45,14 +45,16 @@ impl AddPlan {
         let Preview { networks, evaluated, warnings } =
             Preview::of((conf, primary), resolved, in_process, pod, may_have_sidecar)?;
         warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        let (mut invocations, mut chained, mut selects_networks) = (Vec::new(), Vec::new(), false);
+        let selects_networks = networks.iter().any(|(network, _)| network.selection.is_some());
+        let (mut invocations, mut chained) = (Vec::new(), Vec::new());
         let mut attached = evaluated.iter();
         for (position, (network, runner)) in networks.iter().enumerate() {
-            selects_networks |= network.selection.is_some();
             let invocation = Invocation::for_network(network, position == 0, &conf.runtime_config, request);
             match runner {
                 NetworkRunner::Delegate => invocations.push(invocation),
-                NetworkRunner::Chain => chained.push(invocation.chained_to(&default)),
+                NetworkRunner::Chain => {
+                    chained.push(Invocation { is_chained: true, interface: default.clone(), ..invocation });
+                }
                 NetworkRunner::Here => chained.extend(attached.next().and_then(|one| {
                     Invocation::for_executables(&network.name, &default, &one.conf, &request.args_text)
                 })),
@@ -66,19 +68,8 @@ impl AddPlan {
         invocations.extend(Invocation::for_executables(&conf.name, &default, conf, &request.args_text));
         let delegate_call = call.delegate_call();
         invocations.iter().try_for_each(|invocation| invocation.find(&delegate_call))?;
-        Ok(Self { invocations, evaluated, selects_networks })
+        Ok(Self { saved: SavedState { invocations }, evaluated, selects_networks })
     }
-}
-
-/// How a network is run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NetworkRunner {
-    /// By executables, with its own interface.
-    Delegate,
-    /// In this process.
-    Here,
-    /// By an executable, on the default network's result.
-    Chain,
 }
 
 /// Returns how each network of a pod is run. The first is the default network.
@@ -86,40 +77,21 @@ pub enum NetworkRunner {
 /// # Errors
 /// The default network creates no interface, or too many networks run in this process.
 fn with_runners(primary: &Primary, networks: Vec<PodNetwork>) -> Result<Vec<(PodNetwork, NetworkRunner)>, Error> {
-    let with_runner = |(position, network): (usize, PodNetwork)| {
-        let runner = runner(primary, &network);
-        if position == 0 && runner != NetworkRunner::Delegate {
-            Err(no_interface(&network))
-        } else {
-            Ok((network, runner))
-        }
-    };
-    let networks: Vec<_> = networks.into_iter().enumerate().map(with_runner).collect::<Result<_, _>>()?;
+    let runners = networks.iter().map(|network| NetworkRunner::of(primary, &network.configuration)).collect::<Vec<_>>();
+    let networks: Vec<_> = networks.into_iter().zip(runners).collect();
+    if let Some((PodNetwork { name, configuration, .. }, NetworkRunner::Here | NetworkRunner::Chain)) = networks.first()
+    {
+        let kind = configuration.types().next().unwrap_or_default();
+        let msg = format!(
+            "default network {name}: type {kind:?} creates no interface (in_process_types, chain_types); set \
+             clusterNetwork to the name of the cluster's network, or to the path of its file if that is in the directory \
+             of this configuration"
+        );
+        return Err(Error::new(Code::InvalidConfig, msg));
+    }
     let in_process = networks.iter().filter(|(_, runner)| *runner == NetworkRunner::Here).count();
     at_most(MAX_IN_PROCESS, "attachments of in_process_types", "the pod's networks", in_process)?;
     Ok(networks)
-}
-
-/// Returns how a network is run. Its type decides only if the network has a single plugin.
-pub(super) fn runner(primary: &Primary, PodNetwork { configuration, .. }: &PodNetwork) -> NetworkRunner {
-    if runs_in_process(primary, configuration) {
-        NetworkRunner::Here
-    } else if is_one_of(&primary.chain_types, configuration) {
-        NetworkRunner::Chain
-    } else {
-        NetworkRunner::Delegate
-    }
-}
-
-fn no_interface(network: &PodNetwork) -> Error {
-    let kind = network.configuration.types().next().unwrap_or_default();
-    let msg = format!(
-        "default network {}: type {kind:?} creates no interface (in_process_types, chain_types); set clusterNetwork to \
-         the name of the cluster's network, or to the path of its file if that is in the directory of this \
-         configuration",
-        network.name
-    );
-    Error::new(Code::InvalidConfig, msg)
 }
 
 /// The networks of a pod, and the attachments whose policies apply.
@@ -173,7 +145,7 @@ pub fn preview(
 ) -> Result<Preview, Error> {
     let pod_ref = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: None };
     let primary = with_placeholder(primary);
-    let resolved = match is_agent(conf, &pod_ref) {
+    let resolved = match is_agent(conf, Some(&pod_ref)) {
         true => pod_networks(conf, &primary.without_default_networks(), cluster, None, IFNAME, None)?,
         false => pod_networks(conf, &primary, cluster, Some(pod), IFNAME, None)?,
     };
@@ -226,7 +198,7 @@ impl InProcessAttachment {
         for warning in &own.warnings {
             tracing::warn!("network {name}: {warning}");
         }
-        let redirects = own.chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect));
+        let redirects = own.chain.iter().any(redirects);
         let path = |path: String| format!("network {name}, {path}");
         let chain = own.chain.into_iter().map(|Block { path: own, keys }| Block { path: path(own), keys }).collect();
         // Only a redirection has a rule format.

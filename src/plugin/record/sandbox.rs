@@ -81,14 +81,6 @@ impl SandboxRecord {
         }
     }
 
-    /// Reads these keys in the record of an attachment; `None` if it is missing or damaged.
-    ///
-    /// # Errors
-    /// The record can't be read now.
-    pub(in crate::plugin) fn of_attachment(store: &Store, attachment: &Attachment) -> Result<Option<Self>, Error> {
-        unless_damaged(store.read_part(attachment))
-    }
-
     /// Returns the path and the identity of the network namespace.
     pub(in crate::plugin) fn location(self) -> Option<(PathBuf, NetnsId)> {
         self.netns_path.zip(self.netns_id)
@@ -103,7 +95,7 @@ impl SandboxRecord {
         store: &Store,
         attachment: &Attachment,
     ) -> Result<Option<(PathBuf, NetnsId)>, Error> {
-        match Self::of_attachment(store, attachment)?.and_then(Self::location) {
+        match unless_damaged(store.read_part(attachment))?.and_then(Self::location) {
             Some(found) => Ok(Some(found)),
             None => Ok(Self::read(store, &attachment.container_id)?.and_then(Self::location)),
         }
@@ -119,7 +111,7 @@ impl SandboxRecord {
         if newest.is_none() {
             // Other programs may have files in the directory.
             for attachment in store.attachments_of(container_id).unwrap_or_default() {
-                let found = Self::of_attachment(store, &attachment)?;
+                let found = unless_damaged(store.read_part(&attachment))?;
                 newest = newest.into_iter().chain(found).max_by_key(|record| record.added_since_boot);
             }
         }
@@ -177,8 +169,8 @@ impl SandboxRecord {
     }
 }
 
-/// Returns what was read; `None` for a damaged record.
-fn unless_damaged<T>(read: Result<Option<T>, Error>) -> Result<Option<T>, Error> {
+/// Returns what was read; `None` for a damaged record, which is logged.
+pub(in crate::plugin) fn unless_damaged<T>(read: Result<Option<T>, Error>) -> Result<Option<T>, Error> {
     match read {
         Err(error) if error.code == Code::State => {
             tracing::debug!("{error}");

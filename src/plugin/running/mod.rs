@@ -16,7 +16,7 @@ use crate::plugin::check::differences;
 use crate::plugin::del::remove;
 use crate::plugin::inputs::AddInputs;
 use crate::plugin::netns_state::{self, NetnsState};
-use crate::plugin::record::{RecordPart, SandboxRecord, SandboxRecords};
+use crate::plugin::record::{RecordPart, SandboxRecord, SandboxRecords, unless_damaged};
 use crate::pod::{Pod, PodRef};
 use crate::policy::{DnsCapture, InterceptionMode, Protocol, Redirect};
 use crate::state::{Attachment, ROOT, Store};
@@ -80,13 +80,7 @@ impl Sandboxes {
             if modified.is_some() && self.0.get(&id).is_some_and(|(known, _)| *known == modified) {
                 continue;
             }
-            let sandbox = match Sandbox::read(&store, &id) {
-                Err(error) if error.code == Code::State => {
-                    tracing::debug!("{error}");
-                    None
-                }
-                other => other?,
-            };
+            let sandbox = unless_damaged(Sandbox::read(&store, &id))?;
             let is_settled = |at: &SystemTime| at.elapsed().is_ok_and(|age| age > CLOCK_RESOLUTION);
             self.0.insert(id, (modified.filter(is_settled), sandbox));
         }

@@ -2,7 +2,7 @@
 //! inputs of its ADD from saved state. Missing rules and a changed policy are the same finding: the desired rules differ
 //! from the live ones. The redirection stays as it was when the pod started.
 
-use crate::cni::{Code, Error, GROUP_FILE, NODE_CONFIGURATION, NetConf, NodeConf, is_identifier};
+use crate::cni::{Code, Error, GROUP_FILE, NODE_CONFIGURATION, NetConf};
 use crate::firewall::Rejected;
 use crate::host_path::{HostPath, HostRoot};
 use crate::netns::NetNs;
@@ -68,10 +68,7 @@ impl RepeatedAdd<'_> {
     /// configuration is invalid, or the kernel refuses the rules. The old rules and the old saved state remain.
     pub fn run(&self, container_id: &str) -> Result<Repeated, Error> {
         let (store, root) = (Store::new(ROOT), HostRoot::new(self.root));
-        // The ID becomes part of a path.
-        let is_id = is_identifier(container_id);
-        let records =
-            if is_id { SandboxRecords::read_all(&store, container_id, None)? } else { SandboxRecords::default() };
+        let records = SandboxRecords::read_all(&store, container_id, None)?;
         if records.attachments.is_empty() {
             return Err(Error::new(Code::NoAdd, format!("pod sandbox {container_id}: no saved state")));
         }
@@ -90,11 +87,11 @@ impl RepeatedAdd<'_> {
         drop(records);
         let changed: Vec<_> = desired.into_iter().map(|(attachment, record)| (attachment, record.policy)).collect();
         let mut after = before.clone();
-        if let Some(first) = changed.first().map(|(attachment, _)| attachment.clone())
+        if let Some((first, _)) = changed.first()
             && (self.restores || is_changed || is_interrupted)
         {
             netns_state::refuse_own(netns.path())?;
-            if let Some(committed) = reconcile(&store, &first, &netns, &Operation::Repeat(changed))? {
+            if let Some(committed) = reconcile(&store, first, &netns, &Operation::Repeat, &changed)? {
                 (repeated.has_committed, repeated.rejected) = (committed.changes > 0, committed.rejected);
                 after = committed.policy;
             }
@@ -155,14 +152,16 @@ impl RepeatedAdd<'_> {
         mut reports: Option<&mut Repeated>,
     ) -> Result<SandboxRecords, Error> {
         let about = |error: Error| error.of_pod(&facts.pod.namespace, &facts.pod.name);
-        let (group_file, node) = (root.find(&HostPath::root().join(GROUP_FILE)), node_configuration(root));
+        let group_file = root.find(&HostPath::root().join(GROUP_FILE));
+        let read = |path: PathBuf| node::read(NODE_CONFIGURATION, &path).ok().flatten();
+        let node = root.reach(&HostPath::root().join(NODE_CONFIGURATION)).ok().and_then(read);
         let mut desired = records.clone();
         for (attachment, record) in &mut desired.attachments {
             let Some(inputs) = record.inputs.as_ref().and_then(AddInputs::read) else { continue };
             let of_network = |conf: &&&NetConf| conf.name == attachment.network && conf.primary.is_none();
             let node = NodeInputs {
                 installed: self.installed.iter().find(of_network).copied(),
-                configuration: node.as_ref(),
+                configuration: node.as_ref().map(|(node, _)| node),
                 network: &attachment.network,
                 group_file: &group_file,
             };
@@ -196,12 +195,6 @@ fn capture_alike(records: &mut SandboxRecords) {
     }
 }
 
-/// Returns the node configuration; `None` if it is missing or can't be used.
-fn node_configuration(root: &HostRoot) -> Option<NodeConf> {
-    let path = root.reach(&HostPath::root().join(NODE_CONFIGURATION)).ok()?;
-    node::read(NODE_CONFIGURATION, &path).ok().flatten().map(|(node, _)| node)
-}
-
 /// Returns the differences between two policies in words; empty if none has an effect.
 fn changes(before: &Policy, after: &Policy) -> String {
     let mut words = Vec::new();
@@ -225,6 +218,7 @@ fn changes(before: &Policy, after: &Policy) -> String {
     let (old, new) = (before.exclusions_in_effect(), after.exclusions_in_effect());
     words.extend(listed("excluded", new.difference(&old).map(exclusion)));
     words.extend(listed("no longer excluded", old.difference(&new).map(exclusion)));
+    let container = |ContainerExclusion { name, scope }: &ContainerExclusion| format!("container {name} ({scope})");
     words.extend(listed("excluded", after.containers.difference(&before.containers).map(container)));
     words.extend(listed("no longer excluded", before.containers.difference(&after.containers).map(container)));
     cut(&words.join("; "), MAX_WORDS).into_owned()
@@ -256,10 +250,6 @@ fn exclusion(Exclusion { owner, destination, protocol, ports }: &Exclusion) -> S
     }
     words.extend(destination.map(|destination| format!("to {destination}")));
     words.join(" ")
-}
-
-fn container(ContainerExclusion { name, scope }: &ContainerExclusion) -> String {
-    format!("container {name} ({scope})")
 }
 
 #[cfg(test)]

@@ -5,9 +5,11 @@ mod command;
 
 use crate::support::simulated_node as node;
 
-use detour_cni::netns::find::{FoundNetns, of_container, of_name, of_pod, of_uid};
+use detour_cni::cni::Error;
+use detour_cni::netns::find::{FoundNetns, NodeSnapshot};
 use node::{Node, Process, Where, id, scene, uid};
 use std::net::IpAddr;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -39,6 +41,22 @@ impl Pod {
     }
 }
 
+fn of_pod(root: &Path, pod: &detour_cni::pod::Pod) -> Result<Option<FoundNetns>, Error> {
+    NodeSnapshot::take(root)?.of_pod(pod)
+}
+
+fn of_uid(root: &Path, uid: &str) -> Result<Option<FoundNetns>, Error> {
+    NodeSnapshot::take(root)?.of_uid(uid)
+}
+
+fn of_name(root: &Path, namespace: &str, name: &str) -> Result<Option<FoundNetns>, Error> {
+    NodeSnapshot::take(root)?.of_name(namespace, name)
+}
+
+fn of_container(root: &Path, id: &str) -> Result<Option<FoundNetns>, Error> {
+    NodeSnapshot::take(root)?.of_container(id)
+}
+
 #[track_caller]
 fn found(node: &Node, uid: &str) -> FoundNetns {
     of_uid(&node.root, uid).expect("no error").expect("found")
@@ -51,7 +69,7 @@ fn is_in(found: &FoundNetns, process: &Process) {
 }
 
 #[track_caller]
-fn refused(result: Result<Option<FoundNetns>, detour_cni::cni::Error>, parts: &[&str]) {
+fn refused(result: Result<Option<FoundNetns>, Error>, parts: &[&str]) {
     let error = result.expect_err("refused");
     assert!(parts.iter().all(|part| error.msg.contains(part)), "{error}");
 }
