@@ -107,8 +107,8 @@ impl Runner for Executables {
     }
 }
 
-/// Returns the first regular file named `kind` in the directories of `call`, and [`bin_dir`]. Only root can change the file or a
-/// directory on its path, so it stays the same file until it runs.
+/// Returns the first regular file named `kind` in the directories of `call`, and [`bin_dir`]. Only root can change the
+/// file or a directory on its path, so it stays the same file until it runs.
 ///
 /// # Errors
 /// [`Code::InvalidConfig`]: file not found; `kind` is not a file name (a configuration must not reach files outside

@@ -30,9 +30,7 @@ impl RunnableConfiguration {
         previous: Option<&Value>,
     ) -> Result<Map<String, Value>, Error> {
         let mut conf = self.node_conf(plugin);
-        if let Some(previous) = previous {
-            conf.insert("prevResult".to_owned(), previous.clone());
-        }
+        conf.extend(previous.map(|previous| ("prevResult".to_owned(), previous.clone())));
         let capabilities = capabilities(plugin)?;
         let is_capable = |(key, _): &(&String, &Value)| capabilities.contains(&key.as_str());
         let keys = self.runtime_config.iter().filter(is_capable);
