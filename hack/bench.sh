@@ -284,7 +284,12 @@ if [[ -z $tools ]]; then
     # The floor program's size is about that of an empty program without padding.
     EMPTY_PADDING=$(($(stat -c %s "$detour") - $(stat -c %s "$tools/floor"))) build_static release --example empty
 fi
-probe="$tools/probe" measure="$tools/measure" floor="$tools/floor" empty="$tools/empty"
+# Fresh copies, like the one that the agent writes: the cost of a program's page faults depends on how the kernel caches its
+# file.
+mkdir "$work/bin"
+cp "$detour" "$work/bin/detour"
+cp "$tools"/{empty,floor,measure,probe} "$work/bin"
+detour="$work/bin/detour" probe="$work/bin/probe" measure="$work/bin/measure" floor="$work/bin/floor" empty="$work/bin/empty"
 
 # Not before the builds: /etc/resolv.conf can refer to /run.
 hide /run /var/lib/cni/detour
