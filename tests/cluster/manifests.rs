@@ -127,7 +127,7 @@ fn manifests_take_precedence_over_a_kubeconfig_and_without_both_there_is_no_sour
 
 fn listing(server: &Server, test: &str) -> Api {
     let path = directory(test).join("config");
-    fs::write(&path, kubeconfig_of(&json!({"server": server.http()}), &json!({}))).expect("written");
+    fs::write(&path, kubeconfig_of(&json!({"server": server.http()}), &json!(null))).expect("written");
     Api::of_kubeconfig(Path::new("/"), path).within(Duration::from_secs(60)).once()
 }
 

@@ -135,13 +135,24 @@ root = "{root}/containerd"
         }
     }
 
+    /// The plugins that the runtime would call now.
+    pub(crate) fn plugins(&self) -> Vec<String> {
+        let info: Value = serde_json::from_str(&self.ok(&["crictl", "info"])).expect("JSON");
+        let networks = info["cniconfig"]["Networks"].as_array().expect("networks");
+        let plugins = networks.iter().filter_map(|network| network["Config"]["Plugins"].as_array()).flatten();
+        plugins.map(|plugin| plugin["Network"]["type"].as_str().expect("a type").to_owned()).collect()
+    }
+
     /// Tells the plugin of a pod, as a directory of manifests does.
     pub(crate) fn knows(&self, manifest: &Value) {
         let name = format!("{}-{}.json", manifest["kind"], manifest["metadata"]["name"]).replace('"', "");
         fs::write(self.path("manifests").join(name), manifest.to_string()).expect("written");
     }
 
-    /// Starts a pod's sandbox. Returns its ID, or the error of the runtime.
+    /// Starts a pod's sandbox and gives its ID.
+    ///
+    /// # Errors
+    /// What the runtime says of it.
     pub(crate) fn start(&self, pod: &Pod) -> Result<String, String> {
         let path = self.path(&format!("{}.json", pod.name));
         fs::write(&path, pod.sandbox(&self.group).to_string()).expect("written");

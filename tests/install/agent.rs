@@ -234,7 +234,9 @@ fn flags_that_contradict_or_lack_another_one_are_errors_of_usage() {
     assert_eq!(scene.files(), before);
     let arguments = scene.arguments("agent", &["--on-exit=auto", "--daemon-set=d", "--kubeconfig=/etc/k"]);
     let outside = Command::new(program()).args(arguments).env_clear().env("POD_NAMESPACE", "n").output();
-    let why = String::from_utf8(outside.expect("it starts").stderr).expect("text");
+    let outside = outside.expect("it starts");
+    let why = String::from_utf8(outside.stderr).expect("text");
+    assert_eq!(outside.status.code(), Some(2), "{why}");
     assert!(why.contains("--api-server URL and --service-account DIR in place of --kubeconfig"), "{why}");
 }
 

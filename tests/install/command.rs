@@ -365,7 +365,9 @@ fn invalid_input_is_reported_before_any_change() {
     scene.reports(2, "install", &["--config=/nowhere.json"], &["can't read --config"]);
     assert_eq!(scene.files(), before);
     let ends = |arguments: &[&str], part: &str| {
-        let output = Command::new(program()).arg("install").args(arguments).env_clear().output().expect("it starts");
+        let root = format!("--root={}", scene.root.display());
+        let mut command = Command::new(program());
+        let output = command.args(["install", &root]).args(arguments).env_clear().output().expect("it starts");
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(2) && stderr.contains(part), "{stderr}");
     };

@@ -2,7 +2,7 @@
 //! configuration list that libcni saved at its ADD.
 
 use crate::agent_process::Agent;
-use crate::scene::{CALICO, LIST, OWN, PROGRAM, RECORD, Scene};
+use crate::scene::{CALICO, LIST, NODE, OWN, PROGRAM, RECORD, Scene};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use nix::sys::signal::Signal;
@@ -175,4 +175,16 @@ fn the_program_stays_while_results_cannot_be_read() {
     fs::remove_dir_all(scene.path("var/lib/cni/multus")).expect("removed");
     scene.ok("uninstall", &[]);
     assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn an_edited_node_configuration_stays() {
+    let scene = Scene::with("node-before", "10-calico.conflist", CALICO);
+    let own = "{ \"pinned\": \"uid-exclude\" }\n";
+    scene.ok("install", &["--primary=false"]);
+    assert_eq!(scene.json(NODE)["primary"], json!(false));
+    scene.write(NODE, own);
+    let why = "/var/lib/cni/detour/node.json is not reverted: another process changed it after the installation";
+    scene.reports(1, "uninstall", &[], &[why]);
+    assert_eq!(scene.read(NODE), own);
 }

@@ -29,7 +29,7 @@ fn script(networks: &str) -> impl Fn(&Request) -> Answer + Send + Sync + 'static
 
 fn conf(node: &Node, server: &Server, more: &Value) -> Value {
     let kubeconfig = node.dir.join("kubeconfig");
-    fs::write(&kubeconfig, kubeconfig_of(&json!({"server": server.http()}), &json!({}))).expect("writable");
+    fs::write(&kubeconfig, kubeconfig_of(&json!({"server": server.http()}), &json!(null))).expect("writable");
     let mut conf = node.recording(more);
     conf["kubernetes"] = json!({"kubeconfig": kubeconfig});
     conf

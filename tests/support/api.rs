@@ -314,11 +314,12 @@ fn stream_events(mut stream: &TcpStream, events: &Receiver<Value>) {
     }
 }
 
-/// Returns a kubeconfig with these values of its cluster and its user.
+/// Returns a kubeconfig with these values of its cluster and its user; `null`: its context names no user.
 pub(crate) fn kubeconfig_of(cluster: &Value, user: &Value) -> String {
+    let name = if user.is_null() { "" } else { "u" };
     json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": name}}],
         "clusters": [{"name": "k", "cluster": cluster}], "users": [{"name": "u", "user": user}],
     })
     .to_string()
