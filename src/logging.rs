@@ -205,7 +205,7 @@ fn cut(value: &str, room: usize) -> Cow<'_, str> {
     end.map_or(Cow::Borrowed(value), |(end, _)| Cow::Owned(format!("{}…", &value[..end])))
 }
 
-/// What the events of one call say, independently of the log level, and the number of its lines.
+/// The warnings and the source of facts from the events of one call, at any log level, and the number of its lines.
 #[derive(Debug, Clone, Default)]
 pub struct CallEvents(Arc<Mutex<CollectedEvents>>);
 

@@ -57,7 +57,7 @@ impl PluginToken {
     /// # Errors
     /// The API server grants no token, and the node has none; returns the reason.
     pub fn current(&self, installed: impl FnOnce() -> Option<String>) -> Result<(String, Option<String>), String> {
-        // The value counts as seen until the first result.
+        // The initial value counts as seen, so the first change is the first result.
         let has_result = || Ok::<_, Infallible>(self.granted.has_changed().unwrap_or(true).then_some(()));
         let _ = wait::until(self.timeout.replace(Duration::ZERO), [Duration::from_millis(5); 2], has_result);
         let Granted { token, failure } = self.granted.borrow().clone();

@@ -1,5 +1,5 @@
-//! The agent's main loop: reconciles the node with the desired state at every change, and reports readiness. What it does
-//! with the node's files blocks, so it runs in the pool of threads.
+//! The agent's main loop: reconciles the node with the desired state at every change, and reports readiness. Work
+//! on the node's files blocks, so it runs in the pool of threads.
 
 mod iteration;
 
@@ -176,11 +176,11 @@ async fn removes(on_exit: OnExit, daemon_set: Option<&DaemonSet>) -> bool {
     }
 }
 
-/// The interval in which an agent on standby checks whether it leads now.
+/// The interval at which an agent on standby checks whether it leads now.
 const STANDBY_INTERVAL: Duration = Duration::from_millis(100);
-/// The interval in which an agent on standby checks whether it could lead.
+/// The interval at which an agent on standby checks whether it could install the plugin.
 const OBSTACLE_INTERVAL: Duration = Duration::from_secs(1);
-/// How long an agent that ends waits until the next one serves the plugin's requests.
+/// How long an agent that ends waits for the next one to serve the plugin's requests.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The installation on the node.
@@ -195,11 +195,11 @@ pub struct Installation {
     pub owner: Option<String>,
 }
 
-/// What the agent is on its node.
+/// The role of the agent on its node.
 enum Role {
     Leads,
-    /// Another agent leads, as in a rolling update. This one takes over when that one has ended, so it is ready only if it
-    /// could: otherwise, this is the reason.
+    /// Another agent leads, as in a rolling update. This one takes over when that one ends. It is ready unless it could not
+    /// install the plugin, for this reason.
     Standby(Option<String>),
     /// The installation belongs to another DaemonSet.
     Foreign,
@@ -240,7 +240,7 @@ impl Installer {
         &self.installation.node
     }
 
-    /// Returns the agent's role. It leads from the first time on at which no other agent does.
+    /// Returns the agent's role. It leads as soon as no other agent does, and then keeps the lead.
     fn role(&mut self) -> Role {
         let Installation { node, owner, .. } = &self.installation;
         if node.other_owner(owner.as_deref()).is_ok_and(|owner| owner.is_some()) {
@@ -269,7 +269,7 @@ impl Installer {
         }
     }
 
-    /// Makes the node's files as desired. Returns what has changed.
+    /// Reconciles the node's files with the desired state. Returns the plan that was applied.
     fn iterate(&mut self) -> InstallPlan {
         self.watch.discard_events();
         let desired = (self.installation.desired)();
@@ -295,7 +295,7 @@ impl Installer {
         installed.into_iter().chain(self.installation.sources.iter().cloned()).collect()
     }
 
-    /// Ends the installation: removes the plugin if `removes`.
+    /// Removes the plugin if `removes` is set, and the installation is this agent's. Otherwise, the plugin stays.
     fn leave(&self, removes: bool) -> Result<(), String> {
         let Installation { node, owner, .. } = &self.installation;
         let is_own = || node.other_owner(owner.as_deref()).is_ok_and(|owner| owner.is_none());
@@ -309,8 +309,8 @@ impl Installer {
         Ok(())
     }
 
-    /// Lets an agent on standby lead. If there is one, waits until it serves the plugin's requests, so that there is always
-    /// one that does.
+    /// Gives up the lead. If an agent on standby takes it, waits until that one serves the plugin's requests, so that one
+    /// agent always does.
     fn hand_over(&mut self, socket: Option<&HostPath>) {
         let Some(leadership) = self.leadership.take() else { return };
         let socket = socket.and_then(|socket| self.node().reach(socket).ok());

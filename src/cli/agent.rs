@@ -41,7 +41,7 @@ const SOCKET: &str = "/run/detour/agent.sock";
 /// The agent installs the plugin like `detour install`, and again when the program, the kubeconfig, its token or a file
 /// of --config or --attachments changes. If the plugin would reject a new file, the last valid one stays in use; /readyz,
 /// the log and a metric report it. With a node name, it answers the plugin's requests, repairs pods that bypass their
-/// sidecar, and lets running pods follow changes.
+/// sidecar, and applies changed policies to running pods.
 ///
 /// SIGTERM ends the agent; the plugin stays installed unless --on-exit removes it. With --health-address, the agent also
 /// exits with code 1 if the file system hangs for two minutes.

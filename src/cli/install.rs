@@ -43,9 +43,9 @@ pub(super) const PROGRAM_FILE: &str = "/proc/self/exe";
 /// Install the program, a kubeconfig and the plugin's configuration on a node
 ///
 /// The command replaces each file atomically. At any time, runtimes find a valid configuration that names an existing
-/// program. Repeat the command to restore missing or changed files. It never replaces a file of another owner; a list of
-/// another owner gets the plugin's entry. A node has one installation; if an agent owns it, the command refuses to change
-/// it.
+/// program. Repeat the command to restore missing or changed files. It never replaces a file of another owner; a
+/// configuration list of another owner gets the plugin's entry. A node has one installation; if an agent owns it, the
+/// command refuses to change it.
 ///
 /// Platforms: openshift (aro, crc, ocp, okd, rosa) and microshift, both with a separate configuration file for Multus;
 /// gke, k3d, k3s, microk8s, bottlerocket, minikube; and kubernetes (aks, default, eks, iks, k0s, kind, kubeadm, rke1,

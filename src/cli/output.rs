@@ -71,7 +71,7 @@ pub(super) struct OutputArguments {
 }
 
 impl OutputArguments {
-    /// Renders the report in the format of `-o`; the exit code is 1 unless it is `fine`.
+    /// Renders the report in the format of `-o`; the exit code is 1 unless `fine` is set.
     ///
     /// # Errors
     /// The report can't be serialized.

@@ -152,11 +152,12 @@ pub(super) struct NetnsArguments {
 /// The usage error of a command without a network namespace.
 pub(super) const NO_NETNS: &str = "expected a network namespace, or a pod: -n NAMESPACE POD";
 
-/// Returns the interface through which the packet leaves, or at which it arrives: for an inbound one, the interface with
-/// its destination, as fallback that of the route back. Without a route, it is the pod's default interface.
+/// Returns the interface through which the packet leaves, or at which it arrives. An inbound packet arrives at the
+/// interface with its destination; the fallback is the interface of the route back. Without a route, it is the pod's
+/// default interface.
 ///
 /// # Errors
-/// The namespace can't be entered, or the kernel refuses the request.
+/// The network namespace can't be entered, or the kernel refuses the request.
 pub(super) fn interface_of(netns: &Path, from: Sender, to: Destination) -> Result<String, Error> {
     let address = to.address.ip();
     let find = || match from {

@@ -1,5 +1,5 @@
-//! Kubernetes resources as plain values: names, NetworkAttachmentDefinitions, node taints, tokens,
-//! permissions, Events and scheduled pods, each with the fields that this program uses.
+//! Kubernetes resources as plain values: names, NetworkAttachmentDefinitions, tokens, permissions, Events and
+//! scheduled pods, each with the fields that this program uses.
 
 use crate::pod::Pod;
 use crate::pod::well_known::RESOURCE_NAME;

@@ -174,7 +174,7 @@ impl From<NamespaceObject> for pod::Namespace {
 
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct NodeSpec {
-    /// Unchanged, because they are sent back.
+    /// Kept unchanged, because they are sent back.
     #[serde(default, deserialize_with = "null_is_empty")]
     pub(super) taints: Vec<Value>,
 }

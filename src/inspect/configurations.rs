@@ -1,5 +1,5 @@
-//! The configurations of a report: where they come from, to which pods they apply, and several of them together, as the
-//! runtime and Multus apply them.
+//! The configurations of a report: where they come from, to which pods they apply, and how several of them apply together,
+//! as the runtime and Multus run them.
 
 use crate::cluster::{Definition, DefinitionQuery, Definitions, Lookup};
 use crate::cni::{CniCommand, Error, NetConf, NodeConf, PROGRAM, configuration};
@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{self, Path};
 
-/// A node where Multus runs the plugin: only the pod's attachments count.
+/// The configuration for a node where Multus runs the plugin: only the pod's attachments count.
 const MULTUS: &str = r#"{"cniVersion": "1.1.0", "name": "cluster", "type": "detour", "clusterNetwork": "cluster"}"#;
 
 /// Where the configuration of a report comes from.
@@ -86,7 +86,7 @@ impl AppliedConf {
     /// the pods that select its network.
     ///
     /// # Errors
-    /// Those of [`configuration`].
+    /// As [`configuration`].
     pub fn parse(place: &Path, text: &[u8]) -> Result<Self, Error> {
         let conf = configuration(place, text)?;
         let is_list = serde_json::from_slice::<Value>(text).is_ok_and(|value| value.get("plugins").is_some());
@@ -103,7 +103,7 @@ impl AppliedConf {
         Ok(Self { conf, as_attachment, origin, text })
     }
 
-    /// Returns a configuration that is installed on a node with the configuration `node`.
+    /// Returns a configuration that is installed on a node with the node configuration `node`.
     ///
     /// # Errors
     /// The configuration is invalid.
@@ -118,14 +118,14 @@ impl AppliedConf {
     }
 }
 
-/// Returns a configuration that applies to every pod.
+/// A configuration without a source, which applies to every pod.
 impl From<NetConf> for AppliedConf {
     fn from(conf: NetConf) -> Self {
         Self { conf, as_attachment: false, origin: ConfigurationOrigin::default(), text: None }
     }
 }
 
-/// Returns one configuration for several ones: those for every pod, and a primary plugin that runs the attachments.
+/// Returns one configuration in place of several: that of every pod, and a primary plugin that runs the attachments.
 ///
 /// # Errors
 /// The built-in configuration is invalid, which is a bug.
@@ -147,8 +147,8 @@ pub(super) fn combined(all: &[AppliedConf]) -> Result<NetConf, Error> {
     Ok(multus)
 }
 
-/// The files of attachments, as a source of definitions: those without a configuration have that of the file with their
-/// name, as for Multus. Without a source, every other definition has a configuration that is not known.
+/// The files of attachments, as a source of definitions. As for Multus, a definition without a configuration has that of
+/// the file with its name. Without `source`, the configuration of every other definition is unknown.
 pub(super) struct Files<'a> {
     /// The places of the files by the names of their networks.
     pub(super) places: BTreeMap<String, String>,
@@ -156,7 +156,7 @@ pub(super) struct Files<'a> {
     source: Option<&'a dyn Definitions>,
 }
 
-/// The configuration of a network that is not known.
+/// The configuration of a network whose configuration is unknown.
 const UNKNOWN: &str = r#"{"cniVersion": "1.1.0", "type": "unseen"}"#;
 
 impl<'a> Files<'a> {

@@ -54,7 +54,7 @@ impl NetworkLead {
 }
 
 /// Returns the networks that the pod selects, and what each leads to; none if the annotation is malformed. `files` has
-/// the known files by name; without `definitions`, they can't be looked up.
+/// the known files by name; without `definitions`, definitions can't be looked up.
 pub(super) fn selected_networks(
     pod: &Pod,
     definitions: Option<&BTreeMap<ObjectRef, Lookup>>,

@@ -65,7 +65,7 @@ enum ConfKind {
     Keys,
     /// The node configuration.
     Node,
-    /// No configuration, but where Multus finds it.
+    /// No configuration: a text about where Multus finds it.
     OnNode,
 }
 

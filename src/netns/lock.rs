@@ -26,8 +26,8 @@ pub(super) struct NetnsLock {
 }
 
 impl NetnsLock {
-    /// Takes the lock of a namespace; waits up to `timeout`, and returns `None` if another process holds it for longer.
-    /// Creates the directory if `create` is set.
+    /// Takes the lock of a network namespace; waits up to `timeout`, and returns `None` if another process holds it for
+    /// longer. Creates the directory if `create` is set.
     pub(super) fn acquire(directory: &Path, id: NetnsId, create: bool, timeout: Duration) -> io::Result<Option<Self>> {
         let path = directory.join(format!("{}-{}", id.device, id.inode));
         let open = || trusted_file::open(&path, OFlags::WRONLY | OFlags::CREATE);

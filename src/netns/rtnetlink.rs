@@ -73,13 +73,13 @@ pub(super) fn dump<M: Parseable<[u8]>>(
     socket.dump(kind, &bytes(header), &Attributes::new(), each).map(drop)
 }
 
-/// An added object exists already.
+/// The error if an added object exists already.
 pub(super) const EXISTS: &[Errno] = &[Errno::EEXIST];
-/// A removed object does not exist, also because IPv6 is disabled.
+/// The errors if a removed object does not exist, also because IPv6 is disabled.
 pub(super) const MISSING: &[Errno] =
     &[Errno::ENOENT, Errno::ESRCH, Errno::EADDRNOTAVAIL, Errno::ENXIO, Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
 
-/// Accepts these errors.
+/// Treats these errors as success.
 pub(super) fn accept(result: Result<(), Errno>, accepted: &[Errno]) -> Result<(), Errno> {
     match result {
         Err(errno) if accepted.contains(&errno) => Ok(()),

@@ -244,7 +244,7 @@ impl Element {
         Ok(Some(field))
     }
 
-    /// Returns what `parse` makes of the strings of an array.
+    /// Returns the strings of an array as `parse` reads them.
     fn items<T>(&self, name: &str, accepted: &str, parse: fn(&str) -> Option<T>) -> Result<Option<Vec<T>>, Error> {
         let Some(field) = self.field(name) else { return Ok(None) };
         let items = field.array()?.map(|item| item.value.as_str().and_then(parse).ok_or_else(|| item.reject(accepted)));

@@ -224,7 +224,7 @@ fn files(dir: &Path, extensions: &[&str]) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Returns the configuration as one of this file: of the node's administrator if only root can change the file.
+/// Returns the configuration, trusted as that of the node's administrator if only root can change its file.
 fn of_file(configuration: RunnableConfiguration, file: &Path) -> RunnableConfiguration {
     RunnableConfiguration { trusted: trusted_file::check(file).is_ok(), ..configuration }
 }

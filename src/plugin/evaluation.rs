@@ -138,8 +138,8 @@ impl<'a> LazyPod<'a> {
     }
 }
 
-/// Returns the source of pods and definitions: the configured one; for a primary plugin, otherwise the API server that the
-/// environment of this process names. `None` if there is neither.
+/// Returns the source of pods and definitions: the configured one. The fallback of a primary plugin is the API server that
+/// the environment of this process names. `None` if there is neither.
 pub(super) fn source_of(conf: &NetConf) -> Option<Box<dyn Cluster>> {
     let of = if conf.primary.is_some() { cluster::source_or_in_cluster } else { cluster::source };
     of(&conf.kubernetes)

@@ -74,7 +74,7 @@ impl NetnsState {
 pub(super) struct FormatPreference {
     /// The one that it sets; `None` for `auto`.
     pub(super) requested: Option<RuleFormat>,
-    /// The one that `auto` tries first; `None` for the default, also with executables that exclude traffic: they insert
+    /// The one that `auto` tries first; `None` for the default, also if executables exclude traffic, because they insert
     /// rules into the tables of iptables.
     pub(super) auto: Option<RuleFormat>,
 }

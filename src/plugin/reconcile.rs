@@ -51,8 +51,8 @@ pub(super) struct Committed {
     pub(super) rejected: Option<Rejected>,
 }
 
-/// Records `policies`, the new ones of attachments, and reconciles the rules with the policies of all attachments of the
-/// pod sandbox; a DEL removes that of `attachment`. Returns `None` if there was nothing to do.
+/// Records `policies`, the new policies of attachments, and reconciles the rules with the policies of all attachments of the
+/// pod sandbox; a DEL removes the policy of `attachment`. Returns `None` if there was nothing to do.
 ///
 /// # Errors
 /// The network namespace can't be entered, the attachments contradict each other, the state can't be saved, or the
@@ -86,8 +86,8 @@ pub(super) fn reconcile(
     })
 }
 
-/// What a call that fails has to undo: the fixtures that were added to the network namespace, or may be. `None` before the
-/// intent is saved, and if the outcome of a transaction is unknown.
+/// The fixtures that a call removes if it fails: those that it has added to the network namespace, or may have added. `None`
+/// before the intent is saved, and if the outcome of a transaction is unknown.
 type Begun = Option<BTreeSet<Fixture>>;
 
 /// The desired state of one attempt.

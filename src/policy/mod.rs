@@ -1,4 +1,4 @@
-//! The traffic policy of a pod as values: the redirection to the sidecar, and the traffic that bypasses it.
+//! The traffic policy of a pod as values: the redirection to the sidecar, the traffic that bypasses it, and the guard.
 //!
 //! Sub-plugins contribute to a policy and [`crate::firewall`] turns it into rules. This module depends neither on
 //! Kubernetes nor on the kernel.

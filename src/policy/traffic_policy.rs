@@ -131,8 +131,8 @@ impl Policy {
     }
 }
 
-/// What the guard rejects: new connections and captured DNS queries that neither the redirection nor an exclusion explains,
-/// so that a pod whose redirection is missing fails closed.
+/// What the guard rejects: new connections and DNS queries that a redirection would capture, and that were neither captured
+/// nor excluded. Therefore, a pod whose redirection is missing fails closed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Guard {
     /// What a redirection to the sidecar with these settings captures. If the pod's attachments redirect it, their settings
@@ -149,7 +149,7 @@ pub struct AmbientGuard {
     pub dns: bool,
     /// Whether they capture inbound connections.
     pub inbound: bool,
-    /// The addresses of the kubelet's probes, to which istio-cni translates the node's.
+    /// The source addresses of the kubelet's probes: istio-cni translates the node's address to them.
     pub probes: BTreeSet<IpAddr>,
 }
 

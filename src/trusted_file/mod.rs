@@ -8,8 +8,8 @@
 //! | [`read_trusted`] | a file that decides what root does: credentials, configuration |
 //! | [`check()`] | a path that root executes or uses: only trusted users can change it |
 //! | [`create_new`], [`append_below`] | a file that is written: never through a link that another user made |
-//! | [`replace_file`] | a file that is replaced as a whole |
-//! | [`create_directories`], [`names_in`] | a directory that is created or listed |
+//! | [`replace_file`], [`exchange_file`] | a file that is replaced as a whole |
+//! | [`create_directories`], [`names_in`], [`sync_directory`] | a directory that is created, listed or flushed to the disk |
 //! | [`FileId`] | whether two paths or open files are the same file |
 //!
 //! A trusted user is root or the user of this process. Group root counts as root, as in sudo's
@@ -141,10 +141,10 @@ impl FileId {
 /// Open flags so that opening a FIFO does not wait for its other end, and a terminal does not become the
 /// controlling terminal of the process.
 const NON_BLOCKING: OFlags = OFlags::NONBLOCK.union(OFlags::NOCTTY);
-/// The mode of a file that is created: accessible for its owner only.
+/// The mode of a file that is created: accessible only to its owner.
 const OWNER_ONLY: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// Opens the regular file at `path`; a file that `flags` create is accessible for its owner only. It does not follow a
+/// Opens the regular file at `path`; a file that `flags` create is accessible only to its owner. It does not follow a
 /// symbolic link in the last part of the path, and does not wait for the other end of a FIFO.
 ///
 /// # Errors
@@ -153,7 +153,7 @@ pub fn open(path: &Path, flags: OFlags) -> io::Result<File> {
     open_regular(path, flags | OFlags::NOFOLLOW).map(|(file, _)| file)
 }
 
-/// Opens the file or directory at `path` for reading, whatever its kind; follows symbolic links, also those of
+/// Opens the file or directory of any kind at `path` for reading; follows symbolic links, also those of
 /// proc(5) whose target has been removed, such as `/proc/self/exe`. It does not wait for the other end of a FIFO.
 ///
 /// # Errors
@@ -295,7 +295,7 @@ fn regular(opened: Result<File, Errno>) -> io::Result<(File, Metadata)> {
     }
 }
 
-/// How often a file is written again because another process removed it or its directory meanwhile.
+/// How many times a file is written again if another process removed it or its directory meanwhile.
 const ATTEMPTS: usize = 100;
 
 /// What a crash of the node may leave of a file that was just replaced.

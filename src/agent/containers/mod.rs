@@ -1,6 +1,6 @@
 //! Excluded containers of the node's pods: their traffic bypasses the sidecar from their first instruction until they
-//! exit. One task owns the state of all pod sandboxes (`sandbox`). The steps of a sandbox's check block, so they run in the
-//! agent's pool of threads: they read saved state and change the sets in the pod's network namespace.
+//! exit. One task owns the state of all pod sandboxes (`sandbox`). The steps of a check read saved state and change the sets
+//! in the pod's network namespace. They block, so they run in the agent's pool of threads.
 
 mod sandbox;
 
@@ -40,7 +40,7 @@ pub(super) struct ExcludedContainers(mpsc::Sender<Question>);
 
 /// The connection to the runtime.
 enum Connection {
-    /// The cause is unknown until the first attempt to connect ends.
+    /// `why` is `None` until the first attempt to connect ends.
     Disconnected { why: Option<String>, since: Instant },
     /// Name and version of the runtime. All running containers are known.
     Registered(String),
@@ -52,7 +52,7 @@ struct Task {
     nri_socket: HostPath,
     sandboxes: BTreeMap<String, Sandbox>,
     connection: Connection,
-    /// The steps of checks that run, each with the ID of its sandbox.
+    /// The running steps of checks, each with the ID of its sandbox.
     checks: JoinSet<(String, Done)>,
 }
 
@@ -121,7 +121,7 @@ impl Task {
         matches!(self.connection, Connection::Registered(_))
     }
 
-    /// Returns the sandbox of a pod.
+    /// Returns the sandbox of a pod, which is added if it is new.
     fn of_pod(&mut self, NriPod { id, namespace, name, uid }: NriPod) -> &mut Sandbox {
         let sandbox = known(&mut self.sandboxes, &id);
         sandbox.pod = Some(PodRef { namespace, name, uid: (!uid.is_empty()).then_some(uid) });
@@ -151,7 +151,8 @@ impl Task {
         }
     }
 
-    /// Sets the state of the connection. Whether all running containers are known may have changed.
+    /// Sets the state of the connection, and makes a check of each sandbox due: the state decides whether all running
+    /// containers are known.
     fn set(&mut self, connection: Connection) {
         self.connection = connection;
         self.tools.metrics.set("nri_registered", [], self.is_registered());
@@ -212,7 +213,7 @@ impl Task {
         }
     }
 
-    /// Starts the checks that are due, and forgets what ended.
+    /// Starts the checks that are due, and removes unused sandboxes.
     fn proceed(&mut self) {
         let now = Instant::now();
         for sandbox in self.sandboxes.values_mut().filter(|sandbox| !sandbox.is_checking()) {
@@ -238,7 +239,7 @@ impl Task {
     }
 }
 
-/// Returns the sandbox with this ID.
+/// Returns the sandbox with this ID, which is added if it is new.
 fn known<'a>(sandboxes: &'a mut BTreeMap<String, Sandbox>, id: &str) -> &'a mut Sandbox {
     sandboxes.entry(id.to_owned()).or_insert_with(|| Sandbox::new(id))
 }

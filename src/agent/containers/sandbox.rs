@@ -1,6 +1,6 @@
-//! A pod sandbox: its containers as the runtime reports them, and the bypass of the excluded ones. Its check has two steps:
-//! it reads which containers it excludes, and then finds their control groups and makes the sets in its network namespace
-//! match.
+//! A pod sandbox: its containers as the runtime reports them, and the bypass of the excluded ones. A check has two steps.
+//! The first one reads from saved state which containers are excluded. The second one finds their control groups and
+//! updates the sets in the network namespace.
 
 use crate::agent::metrics::Metrics;
 use crate::agent::nri::{NriContainer, START_TIMEOUT};
@@ -47,7 +47,7 @@ pub(super) struct Sandbox {
     pub(super) id: String,
     pub(super) pod: Option<PodRef>,
     containers: Containers,
-    /// The answers that the runtime waits for, since when, by container.
+    /// The answers that the runtime waits for, each with the time of its request, by container ID.
     answers: BTreeMap<String, (oneshot::Sender<()>, Instant)>,
     /// When saved state changed; `None` without saved state, or if it must be read again.
     modified: Option<SystemTime>,
@@ -57,11 +57,11 @@ pub(super) struct Sandbox {
     excluding_since: Option<Instant>,
     /// When the next check is due; `None` if the saved state must change first.
     due: Option<Instant>,
-    /// When the check that runs began.
+    /// When the running check began; `None` if no check runs.
     checking: Option<Instant>,
     /// Whether the last check took longer than the runtime waits.
     is_slow: bool,
-    /// The questions that wait for the check.
+    /// The requests for the status that wait for the end of the check.
     pub(super) questions: Vec<oneshot::Sender<ContainersStatus>>,
     /// The names of the containers that have elements; `None` before the first check.
     bypassing: Option<BTreeSet<String>>,
@@ -69,7 +69,7 @@ pub(super) struct Sandbox {
     pub(super) failure: String,
     /// The failures that were logged.
     logged: BTreeSet<String>,
-    /// The names of the containers that were reported to have started captured.
+    /// The names of the containers that were reported as started captured.
     reported: BTreeSet<String>,
 }
 
@@ -102,7 +102,7 @@ pub(super) type Step = Box<dyn FnOnce() -> Done + Send>;
 
 /// The result of a step.
 pub(super) enum Done {
-    /// Saved state; `None` if it has not changed.
+    /// The saved state that was read; `None` if it has not changed.
     Read(Result<Option<Saved>, Error>),
     /// The containers as they were found, and the changes of the sets.
     Updated(Containers, Updated),
@@ -179,7 +179,7 @@ impl Sandbox {
         !self.is_checking() && self.modified.is_none() && self.containers.is_empty() && self.due.is_none()
     }
 
-    /// Returns whether the check that runs, or the last one, takes longer than the runtime waits.
+    /// Returns whether the running check, or the last one if none runs, takes longer than the runtime waits.
     fn is_slow(&self) -> bool {
         self.checking.map_or(self.is_slow, |began| began.elapsed() > START_TIMEOUT)
     }
@@ -276,7 +276,7 @@ impl Sandbox {
         })
     }
 
-    /// Continues or ends a check. Returns the next step. `is_complete`: all running containers are known.
+    /// Continues or ends a check. Returns the next step, if any. `is_complete`: all running containers are known.
     pub(super) fn proceed(&mut self, done: Done, is_complete: bool, tools: &Arc<Tools>) -> Option<Step> {
         match done {
             Done::Read(Err(error)) => {
@@ -289,7 +289,7 @@ impl Sandbox {
                     self.end(&self.containers.clone(), None, is_complete, tools);
                     return None;
                 };
-                // Others wait only for the saved state.
+                // Containers that are not excluded wait only for the saved state.
                 let others = self.containers.iter().filter(|(_, one)| !excludes(&excluded, &one.reported.name));
                 for id in others.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
                     self.answer(&id, &tools.metrics);
@@ -397,7 +397,7 @@ impl Sandbox {
         failure.iter().for_each(|failure| self.failed(failure));
     }
 
-    /// Answers if the runtime waits for the container. Returns whether it still waited.
+    /// Answers the runtime, and returns whether it still waited; `None` if no request for the container is open.
     fn answer(&mut self, id: &str, metrics: &Metrics) -> Option<bool> {
         self.answers.remove(id).map(|(answer, since)| {
             metrics.runtime_waited(since.elapsed().as_secs_f64());
@@ -471,7 +471,7 @@ fn excludes(excluded: &ExcludedContainers, name: &str) -> bool {
     excluded.policy.container_scope(name).is_some()
 }
 
-/// Finds the control groups of the excluded containers, and makes the sets match.
+/// Finds the control groups of the excluded containers, and updates the sets.
 fn update(root: &HostRoot, excluded: &ExcludedContainers, containers: &mut Containers, is_complete: bool) -> Updated {
     let (mut running, mut hierarchy, mut failure) = (Vec::new(), None, None);
     for (id, container) in containers.iter_mut() {

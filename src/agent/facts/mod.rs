@@ -1,5 +1,5 @@
 //! The node's pods, all namespaces and, for a primary plugin, all attachment definitions, cached by watches, and the answers
-//! to the plugin. A watch begins with a list in pages, and continues it.
+//! to the plugin. Each watch starts with a list of all objects, and then follows their changes.
 //!
 //! Measured memory of an agent (6.5 MB with empty caches): a thousand pods of an ordinary mesh (two containers, forty
 //! variables) add 13 MB, a thousand definitions 1 MB, 500 pods with 5,000 definitions 10 MB. The objects of a kind take at
@@ -57,8 +57,8 @@ struct Watch<'a, T> {
     account: &'a Api,
     collection: Collection,
     metrics: &'a Metrics,
-    /// An API server that starts refuses requests for a moment that it grants later. Refusals have a backoff of their
-    /// own, because that of the failures before has grown.
+    /// After its start, an API server briefly refuses requests that it grants later. Refusals have a separate
+    /// backoff, because the failures before the start have increased the other one.
     refusals: Backoff,
     others: Backoff,
     /// The last logged cause.
@@ -121,7 +121,7 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
                     self.cache.remove(&sent.metadata);
                 }
                 WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
-                // The watch returns it as its error.
+                // `Session::watch` returns it as an error.
                 WatchEvent::Error(_) => {}
             }
             self.count_objects();
@@ -146,7 +146,8 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
         self.metrics.set("watch_synced", [("kind", T::METRICS_KIND)], true);
     }
 
-    /// Records why the watch is not synchronized; `None` if the cluster has no such kind. Returns whether it was.
+    /// Records why the watch is not synchronized; `None` if the cluster has no such kind. Returns whether it was
+    /// synchronized before.
     fn set_broken(&self, cause: Option<&str>) -> bool {
         self.metrics.set("watch_synced", [("kind", T::METRICS_KIND)], cause.is_none());
         self.cache.set_broken(cause)

@@ -41,7 +41,7 @@ impl ObservedPod {
     }
 }
 
-/// The read parts of an object as the API server sends it. All others, such as `metadata.managedFields`, take no memory.
+/// The parts of an object that the agent reads. All others, such as `metadata.managedFields`, take no memory.
 pub(super) type Sent<T> = Object<<T as WatchedKind>::Spec, <T as WatchedKind>::Status>;
 
 /// A watched kind: the cached part of an object.

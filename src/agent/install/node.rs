@@ -199,7 +199,7 @@ impl NodeFiles {
     /// Checks whether an own list is a copy of `source`, apart from the plugin's entry of the type `kind`.
     ///
     /// # Errors
-    /// Why it is not.
+    /// The reason why it is not a copy.
     pub fn check_own_list(&self, path: &HostPath, source: &str, kind: &str) -> Result<(), String> {
         let found = self.configurations(&path.parent(), &mut BTreeMap::new()).map_err(|error| error.to_string())?;
         if let Some((name, _)) = found.iter().find(|(_, file)| pod_network(file) == Err(UnusableList::Multus)) {

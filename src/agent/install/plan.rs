@@ -223,8 +223,8 @@ impl fmt::Display for FileAction {
 /// The kind of an obstacle, the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Obstacle {
-    /// A file of another owner, another directory of programs, or an error. The plan only keeps the files in the record as
-    /// they should be.
+    /// A file of another owner, another directory of programs, or an error. The plan adds no file, and only restores those
+    /// in the record.
     Failed,
     /// The installation on the node belongs to another DaemonSet.
     Occupied,
@@ -273,7 +273,7 @@ impl InstallPlan {
         }
     }
 
-    /// Returns why the node is not ready after the plan, and another tool or the user must act.
+    /// Returns the obstacle that remains after the plan, and that another tool or the user must remove.
     #[must_use]
     pub fn unmet(&self) -> Option<&str> {
         self.obstacle.as_ref().map(|(_, why)| why.as_str())

@@ -1,6 +1,6 @@
 //! The agent as a plugin of the container runtime: the runtime reports each container before its first instruction
-//! (Node Resource Interface, NRI). Of its messages, the plugin has only the fields that it uses
-//! (github.com/containerd/nri, `pkg/api/api.proto`, 0.6 to 0.12). A field number never changes its meaning.
+//! (Node Resource Interface, NRI). The messages of NRI are here, with only the fields that the agent uses
+//! (github.com/containerd/nri, `pkg/api/api.proto`, 0.6 to 0.12). NRI never changes the meaning of a field number.
 
 pub(crate) mod session;
 mod ttrpc;
@@ -16,8 +16,8 @@ use tokio::sync::oneshot;
 /// What the runtime reports, in the order in which it reports it.
 #[derive(Debug)]
 pub enum NriReport {
-    /// The runtime reports no containers, with the cause and the next step: after the first attempt to register, and when
-    /// the cause changes.
+    /// The runtime reports no containers, for this reason and with this next step: sent after the first attempt to
+    /// register, and when the reason changes.
     Disconnected(String),
     /// The runtime reports containers from now on.
     Registered {
@@ -81,7 +81,7 @@ const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 /// The label with a container's name, which the kubelet sets.
 const NAME_LABEL: &str = "io.kubernetes.container.name";
-/// The states of a container in which it runs. A paused container has sockets as well.
+/// The states of a running container. A paused container has sockets as well.
 const PAUSED: i32 = 2;
 const RUNNING: i32 = 3;
 /// The events that the plugin subscribes to: the number in the enumeration `Event`, and the method.
@@ -114,7 +114,8 @@ struct Configure {
     request_timeout: i64,
 }
 
-/// The answer to `Configure`, a bit for each event that the plugin subscribes to, and to `Synchronize`, 1 if it expects more.
+/// The answer to `Configure`: a bit for each event that the plugin subscribes to; and to `Synchronize`: 1 if more parts
+/// are expected.
 #[derive(Clone, PartialEq, Eq, Message)]
 struct Answer {
     #[prost(int32, tag = "2")]
@@ -186,8 +187,8 @@ impl From<Container> for NriContainer {
     }
 }
 
-/// Returns the event that a call reports; `None` if the method reports no events. There is no event if the plugin did not
-/// subscribe to it, or if an ID is not an identifier: IDs become parts of paths. The runtime waits for `answer` at a start.
+/// Returns the event that a call reports; `None` if the method reports no events. The event is `None` if the plugin did not
+/// subscribe to it, or if an ID is not an identifier: IDs become parts of paths. At a start, the runtime waits for `answer`.
 fn event(method: &str, message: &[u8], answer: oneshot::Sender<()>) -> Option<Result<Option<NriReport>, DecodeError>> {
     let own = EVENTS.into_iter().find(|(_, name)| *name == method);
     let decoded = match own {

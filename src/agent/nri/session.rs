@@ -64,7 +64,7 @@ impl<'a> Session<'a> {
     /// Registers by `deadline`, and answers calls until the connection fails.
     ///
     /// # Errors
-    /// Always: the cause of the end.
+    /// Always, with the cause of the end.
     pub(crate) async fn serve(
         &mut self,
         reader: impl AsyncRead + Unpin,

@@ -1,5 +1,5 @@
 //! The reconciler of the node's running pods. It repeats the ADD of each pod when its inputs change and at intervals, and
-//! gives pods with a sidecar for which the plugin was not called their rules.
+//! repairs pods with a sidecar for which the plugin was not called. This file has its settings, and what all passes share.
 
 mod pass;
 mod pod_state;
@@ -22,11 +22,11 @@ use clap::ValueEnum;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-/// The deletions of pods of the node that follow one another without a pause, and the time after which one more is allowed.
+/// The deletions of pods that are allowed without a pause, and the time after which one more is allowed.
 /// If the runtime does not call the plugin, the pod that replaces a deleted one bypasses the mesh too.
 const DELETIONS: u32 = 5;
 const DELETION_REFILL_TIME: Duration = Duration::from_secs(12);
-/// The age up to which a snapshot of the node's network namespaces is used for further pods.
+/// The maximum age at which a snapshot of the node's network namespaces is used for further pods.
 const SNAPSHOT_AGE: Duration = Duration::from_secs(5);
 
 /// What the agent does about running pods.
@@ -46,7 +46,7 @@ impl PodSettings {
     }
 }
 
-/// How pods are repaired for which the plugin was not called, a value of `--repair`.
+/// How the agent repairs pods for which the plugin was not called: the value of `--repair`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum RepairMode {
     /// Add the missing rules in place, while the pod keeps running

@@ -46,7 +46,7 @@ pub(super) struct Pass<'a> {
     pub(super) sandbox: Option<&'a Sandbox>,
 }
 
-/// Why a pass failed, and why the pod needed a repair, if that failed.
+/// The error of a pass and, if a repair failed, why the pod needed it.
 type Failure = (Error, Option<Cause>);
 
 impl Pass<'_> {

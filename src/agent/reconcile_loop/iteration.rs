@@ -57,8 +57,8 @@ pub(super) fn assess(plan: &InstallPlan, stability: &mut Stability, now: Instant
     (readiness, delay, has_changed)
 }
 
-/// Returns whether the node needs no taint; `None` if the taint does not change: an agent that has just replaced the
-/// program, as in an upgrade, does not know yet.
+/// Returns whether the node needs no taint; `None` if the taint stays as it is: the installation belongs to another
+/// DaemonSet, or this agent has just replaced the program, as in an upgrade, and must confirm that it stays in place.
 pub(super) fn taint_decision(plan: &InstallPlan, readiness: &Readiness) -> Option<bool> {
     match (&plan.obstacle, readiness) {
         (Some((Obstacle::Occupied, _)), _) | (_, Readiness::Confirming) => None,
@@ -77,7 +77,7 @@ pub(super) fn count(plan: &InstallPlan, metrics: &Metrics, readiness: &Readiness
 }
 
 /// Returns the Event for a rejected configuration, for another reason that prevents the installation, or for Multus's
-/// auxiliary chain that Multus skips.
+/// auxiliary chain if Multus skips it.
 pub(super) fn event(plan: &InstallPlan, rejected: Option<&str>) -> Option<Event> {
     let (reason, message) = match (rejected, &plan.obstacle) {
         (Some(message), _) => ("DetourConfigurationRejected", message.to_owned()),

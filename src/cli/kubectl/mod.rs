@@ -242,7 +242,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Check the installation, API access, the policies of running pods and the kernel on all nodes
 ///
 /// The output has the number of pods with the current policy, and one line per node. For each failed check and each
-/// warning, it has what was found and the next step. A node that the DaemonSet of a release selects is unhealthy if it has
+/// warning, it shows the finding and the next step. A node that the DaemonSet of a release selects is unhealthy if it has
 /// no ready agent.
 #[derive(Debug, Args)]
 #[command(after_help = CHECK_EXAMPLES)]

@@ -41,7 +41,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Sends a call's report to the agent behind `socket`. An agent that does not accept it at once does not get it.
 pub fn tell(socket: &Path, called: CallReport) {
     let request = AgentRequest { ask: RequestKind::Called(called), ..AgentRequest::default() };
-    // Nothing here waits.
+    // The socket is non-blocking: nothing here waits.
     let sent = open(socket).and_then(|mut stream| {
         stream.write_all(&line(&request)).map_err(|error| NoAnswer::NotConnected(error.to_string()))
     });

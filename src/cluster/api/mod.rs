@@ -1,5 +1,5 @@
 //! The Kubernetes API: an API server with the credentials of a kubeconfig or a service account, as a source of facts, and
-//! for the changes that plugin and agent make to the cluster.
+//! as the destination of what plugin and agent write to the cluster. This file has the requests for facts and the reports.
 
 use crate::cluster::kubeconfig::Kubeconfig;
 use crate::cluster::resources::{DefinitionQuery, Event, Lookup};
@@ -33,13 +33,13 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub struct Api {
     credentials: Arc<Credentials>,
-    /// Those of each lookup and change; the timeout also limits each page of a list.
+    /// The limits of each lookup and change; the timeout also limits each page of a list.
     limits: Limits,
     /// The node of the pod whose account it is.
     node: Option<String>,
     /// Opened by the first request.
     session: Arc<OnceLock<Session>>,
-    /// Whether the session is one of tasks, and lives as long as this process.
+    /// Whether tasks use the session, which then lives as long as this process.
     of_tasks: bool,
 }
 
@@ -88,7 +88,7 @@ impl Api {
         Some(Self::of_account(format!("https://{host}:{port}"), Self::ACCOUNT_DIRECTORY.into()))
     }
 
-    /// Returns the server for tasks of a process that lives long: the requests run on the event loop of the task that sends
+    /// Returns the server for tasks of a long-running process: the requests run on the event loop of the task that sends
     /// the first one, and the files of the account are read again when they change. Callers that block can't use it.
     #[must_use]
     pub fn for_tasks(self) -> Self {
@@ -114,8 +114,8 @@ impl Api {
         Self { limits: Limits { retries: false, ..self.limits }, ..self }
     }
 
-    /// Returns the same server for a lookup that began at `started` with another source, which accepted a connection or
-    /// not, and did not answer.
+    /// Returns the same server for a lookup that began at `started` with another source, which did not answer.
+    /// `is_connected`: that source accepted a connection.
     pub(in crate::cluster) fn as_fallback(&self, started: Instant, timeout: Duration, is_connected: bool) -> Self {
         let limits = Limits { timeout, started: Some(started), needs_connection: !is_connected, ..self.limits };
         Self { limits, ..self.clone() }
@@ -141,7 +141,7 @@ impl Api {
         self.session()?.run(requests)
     }
 
-    /// Sends a request whose first "not found" is the result, and returns what `accept` takes from the answer.
+    /// Sends a request without a retry after "not found", and returns what `accept` takes from the answer.
     async fn sent<T: DeserializeOwned, U>(
         &self,
         request: &ApiRequest,
@@ -173,7 +173,7 @@ impl Api {
         }
         let namespace = async {
             match self.find_namespace(wanted).await {
-                // The pod is probably missing too, which is the better error.
+                // The pod is probably missing too, and its error is the better one.
                 Err(error) if error.code == Code::PodUnknown => Ok(Err(error)),
                 found => found.map(Ok),
             }

@@ -94,7 +94,7 @@ impl Api {
     ) -> Result<bool, Error> {
         let node: Object<NodeSpec> = self.sent(&ApiRequest::get(Kind::NODE, None, name)?, Ok).await?;
         let Some(taints) = change(&node.spec.unwrap_or_default().taints) else { return Ok(false) };
-        // The patch is refused if the node has another version.
+        // The API server refuses the patch if the node has another version.
         let metadata = json!({"resourceVersion": node.metadata.resource_version});
         let patch = Patch::Merge(json!({"metadata": metadata, "spec": {"taints": taints}}));
         let request = ApiRequest::of_object("patch", "nodes", Target(Kind::NODE, None, name), |nodes| {

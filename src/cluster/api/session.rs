@@ -1,7 +1,7 @@
 //! A session with an API server: the client, the event loop on which its requests run, their retries until a deadline, and
 //! what it receives: answers of limited size, lists in pages, and the events of watches.
 //!
-//! This is below kube's `Api`, which reads answers of any size, and drops the header `Retry-After`.
+//! A session replaces kube's `Api`, which reads answers of any size and drops the header `Retry-After`.
 
 use super::request::{ApiRequest, Collection, Failure};
 use crate::backoff::Backoff;
@@ -44,8 +44,8 @@ const WATCH_SECONDS: u32 = 290;
 
 /// A client and the event loop on which its requests run.
 pub(crate) struct Session {
-    /// The event loop for callers that block, run by their thread, so that no thread is started; `None` if the callers are
-    /// tasks.
+    /// The event loop for callers that block, which runs on their thread, so that no thread is started; `None` if the
+    /// callers are tasks.
     own: Option<Runtime>,
     client: Client,
     /// The server's address for messages.
@@ -68,7 +68,7 @@ struct Page<'a> {
 }
 
 impl Session {
-    /// Creates the client; the first request connects. If it is `of_tasks`, call this inside one of them.
+    /// Creates the client; the first request connects. If `of_tasks` is set, the caller must be a task.
     pub(super) fn open(kubeconfig: &Kubeconfig<'_>, path: PathBuf, of_tasks: bool) -> Result<Self, Error> {
         let own = (!of_tasks).then(|| Builder::new_current_thread().enable_io().enable_time().build()).transpose();
         let own = own.map_err(|error| no_event_loop("not started").with_details(error.to_string()))?;
@@ -223,7 +223,7 @@ const LAST_ATTEMPT: Duration = Duration::from_millis(100);
 const CONNECTION_CHECK: Duration = Duration::from_millis(1500);
 const CONNECTION_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How long the attempts of a request go on.
+/// The limits for the attempts of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     /// The time for all attempts.

@@ -1,6 +1,6 @@
 //! Checks of the node: the plugin's program, the installation as a whole, the kernel, and the rules of running pods as
-//! the agent reports them; and of the plugin's access to facts: its kubeconfig, the node agent's socket, the API server,
-//! and exactly the permissions that the plugin needs with this configuration.
+//! the agent reports them. Also checks of the plugin's access to facts: its kubeconfig, the node agent's socket, the API
+//! server, and exactly the permissions that the plugin needs with this configuration.
 
 use super::checks;
 use super::report::{AGENT_TIMEOUT, CheckTarget, CheckVerdict, Results};
@@ -339,7 +339,7 @@ fn ask(conf: &NetConf, socket: &Path) -> Result<Vec<String>, Error> {
     let mut alone = conf.kubernetes.clone();
     (alone.manifests_dir, alone.kubeconfig, alone.agent_socket) = (None, None, Some(socket.to_owned()));
     cluster::source(&alone).map_or(Ok(()), |agent| agent.probe())?;
-    // An agent of an earlier version does not know them.
+    // An agent of an earlier version does not report them.
     Ok(broken_watches(socket, AGENT_TIMEOUT).unwrap_or_default())
 }
 

@@ -1,6 +1,6 @@
 //! Checks of a pod: its networks annotation, the definitions that it names, the configurations that these lead to, and
-//! the decision about the pod, as in `explain`; and the reports about it: Events, the journal entries of the runtime and of
-//! the kubelet, and the plugin's log file, as they are: the words of other programs are not interpreted.
+//! the decision about the pod, as in `explain`. Also checks of what was reported about it: Events, the journal entries of
+//! the runtime and of the kubelet, and the plugin's log file. They show the messages of other programs as they are.
 
 use super::checks::{self, Check};
 use super::node::output;
@@ -245,7 +245,7 @@ fn events_verdict(events: &[Event], running: bool) -> CheckVerdict {
 /// Checks the journal entries of the runtime and of the kubelet.
 pub(super) fn runtime_log(target: &CheckTarget, pod: &PodRef, container: Option<&str>, results: &mut Results) {
     let PodRef { namespace, name, .. } = pod;
-    // Runtimes write shop/web-0, shop_web-0, or each with its key.
+    // Runtimes write shop/web-0, shop_web-0, or namespace and name each with its key.
     let has = |line: &str, word: &str| {
         line.split(|c: char| !c.is_ascii_alphanumeric() && !"-.".contains(c)).any(|token| token == word)
     };
@@ -325,7 +325,7 @@ fn last_line_verdict(lines: &[&str], place: &str) -> CheckVerdict {
     }
 }
 
-/// Returns text of another program as one line, without secrets, because users share these lists.
+/// Returns text of another program as one line, without secrets, because users share the report.
 fn shown(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     cut(&without_passwords(&without_tokens(&without_userinfo(&line))), MAX_LINE).into_owned()

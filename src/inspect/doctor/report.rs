@@ -280,7 +280,7 @@ pub struct CheckTarget {
     pub programs: Vec<HostPath>,
     /// The installed configurations; none if the command line names one.
     pub installed: Vec<InstalledText>,
-    /// The own list.
+    /// The own list of the node, if it has one.
     pub own_list: Option<OwnList>,
     /// The directory of Multus's auxiliary chain, if one of the plugin's files is there, and the files because of which
     /// Multus skips all plugins, each with the reason.

@@ -29,7 +29,7 @@ pub(super) struct Evaluation<'a> {
     pub(in crate::inspect) conf: &'a NetConf,
     /// The output of the sub-plugin chain, or why the configuration does not apply to the pod.
     pub(in crate::inspect) result: Result<ChainOutput, String>,
-    /// What of this configuration has no effect, or fails an ADD.
+    /// The parts of this configuration that have no effect, or with which an ADD fails.
     pub(super) warnings: Vec<Warning>,
     /// The notes that an ADD would log.
     pub(super) notes: Vec<String>,

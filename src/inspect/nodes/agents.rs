@@ -66,8 +66,8 @@ impl AgentPod {
     }
 }
 
-/// Returns the result of a node without an agent, and why it has none according to the DaemonSets of agents. It is skipped
-/// if no DaemonSet selects the node, or if a node affinity decides, which is not evaluated.
+/// Returns the result of a node without an agent, and why it has none according to the DaemonSets of agents. The node is
+/// skipped if no DaemonSet selects it, or if a node affinity decides: those are not evaluated.
 #[must_use]
 pub fn missing_agent(node: &Value, sets: &[Value]) -> NodeCheck {
     let labels = &node["metadata"]["labels"];

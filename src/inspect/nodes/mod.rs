@@ -1,5 +1,5 @@
 //! Reports about all nodes, merged from the reports of their agents: `kubectl detour check`, the node checks of the doctor,
-//! and `kubectl detour audit`. Also hints to run detour on a pod's node.
+//! and `kubectl detour audit`. Also the hint to run detour on a pod's node.
 
 mod agents;
 
@@ -24,7 +24,7 @@ use std::fmt;
 /// The start of an output that is not a report, in a message.
 const MAX_SHOWN: usize = 300;
 
-/// Parses the report that a command in an agent's container printed. It is input of another machine.
+/// Parses the report that a command in an agent's container printed. It is input from another machine.
 fn report_of<T: DeserializeOwned>(ProgramOutput { stdout, stderr, .. }: ProgramOutput) -> Result<T, String> {
     /// What a command prints in place of its report.
     #[derive(Deserialize)]
@@ -196,7 +196,7 @@ impl PolicyCounts {
         }
     }
 
-    /// Returns the number of pods whose rules are not known to be right.
+    /// Returns the number of pods whose rules are missing or may be wrong.
     pub(in crate::inspect) const fn lost(self) -> u32 {
         self.failed.saturating_add(self.none).saturating_add(self.outside)
     }

@@ -78,8 +78,8 @@ pub fn pod_of_sandbox(root: &HostRoot, container_id: &str) -> Result<Option<PodR
     Ok(cached_results(root)?.into_iter().filter(|result| result.container_id == container_id).find_map(pod))
 }
 
-/// A snapshot of the node's cached results and container processes, for lookups of pods and containers. All return `None`
-/// if there is neither a cached result nor a process.
+/// A snapshot of the node's cached results and container processes, for lookups of pods and containers. All lookups return
+/// `None` if there is neither a cached result nor a process.
 pub struct NodeSnapshot {
     root: HostRoot,
     /// The node's own network namespace.
@@ -134,8 +134,8 @@ impl NodeSnapshot {
     /// Finds the network namespace of the pod that the runtime knows by `uid`: any pod that has it.
     ///
     /// # Errors
-    /// Results and processes don't identify one namespace: they disagree, the pod has two sandboxes, or it uses the node's
-    /// own network.
+    /// Results and processes don't identify one network namespace: they disagree, the pod has two sandboxes, or it uses the
+    /// node's own network.
     pub fn of_uid(&self, uid: &str) -> Result<Option<FoundNetns>, Error> {
         let results = self.results.iter().filter(|result| result.pod_uid() == Some(uid));
         let oldest = self.oldest(|process| process.owner.pod_uid.as_deref() == Some(uid))?;

@@ -67,7 +67,7 @@ impl CachedResult {
         self.cni_args.iter().flatten().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// Returns the namespace, as a path on the node: that of the call, or else that of the interface.
+    /// Returns the network namespace, as a path on the node: that of the call; the fallback is that of the interface.
     pub(super) fn netns(&self) -> Option<HostPath> {
         let of_interface = || {
             let interfaces = self.result["interfaces"].as_array()?;

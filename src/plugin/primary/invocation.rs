@@ -1,6 +1,6 @@
 //! The call of a primary plugin, and what it runs for a pod: invocations, saved in `cniDir` until DEL. With them, DEL, CHECK
-//! and GC need neither the cluster nor the current configuration. And Multus's own record of a pod that it started before
-//! this plugin replaced it: DEL calls the same plugins.
+//! and GC need neither the cluster nor the current configuration. Also Multus's own record of a pod that it started before
+//! this plugin replaced it, so that DEL calls the same plugins.
 
 use crate::cni::result::AddResult;
 use crate::cni::{CniCommand, Error, NetConf, Primary, Request};
@@ -324,18 +324,19 @@ impl PrimaryCall<'_> {
 
 /// The default of Multus's `cniDir` (pkg/types/conf.go, `defaultCNIDir`).
 const DIRECTORY: &str = "/var/lib/cni/multus";
-/// The maximum size of a record, in bytes: at most 32 networks with a definition each, as the API server stores it.
+/// The maximum size of a record of Multus, in bytes: at most 32 networks, each with a definition as the API server stores
+/// it.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// A record: the networks of a pod in the order of their ADD, and the files from which they were read.
+/// A record of Multus: the networks of a pod in the order of their ADD, and the files from which they were read.
 pub(super) struct MultusRecord {
     pub(super) saved: SavedState,
-    /// The attachments that ran this plugin; it has its own records of them.
+    /// The attachments for which Multus called this plugin, which has its own records of them.
     pub(super) attachments: Vec<Attachment>,
     files: Vec<PathBuf>,
 }
 
-/// An element of the record (Multus, pkg/types, `DelegateNetConf`).
+/// An element of a record of Multus (pkg/types, `DelegateNetConf`).
 #[derive(Deserialize)]
 struct Delegate {
     /// The interface that the pod's annotation requests.
@@ -347,7 +348,7 @@ struct Delegate {
 }
 
 impl MultusRecord {
-    /// Reads the record of the call's pod in `cniDir`, or in Multus's default directory; `None` if it is missing or
+    /// Reads Multus's record of the call's pod in `cniDir`, or in Multus's default directory; `None` if it is missing or
     /// can't be used.
     pub(super) fn read(call: &PrimaryCall<'_>) -> Option<Self> {
         let directories = [call.primary.cni_dir.as_path(), Path::new(DIRECTORY)];

@@ -28,7 +28,7 @@ pub struct RunningContainer {
 pub struct ExcludedContainers {
     /// The path of its network namespace; `None` if no record has one.
     netns: Option<(PathBuf, NetnsId)>,
-    /// A policy with the excluded containers of its attachments.
+    /// A policy that has only the excluded containers of all attachments.
     pub policy: Policy,
 }
 
