@@ -39,6 +39,7 @@ if needed_for apiserver; then
     need_istio_charts
     need_istio_annotations
     need_apiserver
+    need_multus
 fi
 if needed_for containerd; then
     need_commands containerd=containerd runc=runc

@@ -25,12 +25,17 @@ impl Run {
         serde_json::from_str(&self.stdout).unwrap_or_default()
     }
 
-    /// Checks the exit code, and that stdout and stderr have these parts.
+    /// Checks the exit code, and that the report on stdout has these parts.
     #[track_caller]
-    fn has(&self, code: i32, parts: &[&str]) {
-        let printed = format!("{}{}", self.stdout, self.stderr);
-        let missing = parts.iter().find(|part| !printed.contains(**part));
+    fn reports(&self, code: i32, parts: &[&str]) {
+        let missing = parts.iter().find(|part| !self.stdout.contains(**part));
         assert_eq!((self.code, missing), (Some(code), None), "{self:?}");
+    }
+
+    /// Checks that it failed with this part on stderr.
+    #[track_caller]
+    fn fails_with(&self, part: &str) {
+        assert!(self.code == Some(1) && self.stderr.contains(part), "{part}: {self:?}");
     }
 
     #[track_caller]
@@ -159,7 +164,7 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
         let pod = meshed_pod(&scene.admin, "web-0");
         let machine = &scene.machine;
         let missing = machine.detour(&["rules", "web-0"]);
-        missing.has(1, &["pod shop/web-0: no agent on its node node-1; see kubectl detour check --node node-1"]);
+        missing.fails_with("pod shop/web-0: no agent on its node node-1; see kubectl detour check --node node-1");
 
         scene.agent_pod(|_| {});
         let sandbox = Pod::new();
@@ -190,7 +195,7 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
             "{warnings}"
         );
         let trace = machine.detour(&["trace", "web-0", "--from", "uid=4711", "--to", "1.2.3.4:443/tcp"]);
-        trace.has(0, &["direct", &format!("Configuration: installed on the node: {file}")]);
+        trace.reports(0, &["direct", &format!("Configuration: installed on the node: {file}")]);
         let config = machine.write(
             "other.conf",
             r#"{"cniVersion": "1.1.0", "name": "other", "type": "detour", "kubernetes": {"kubeconfig": "/k"}}"#,
@@ -460,7 +465,7 @@ fn check_summarizes_all_nodes() {
         assert_eq!(run.stderr, "error: unhealthy nodes: node-1, node-2\n", "{run:?}");
         let selects = "no agent, but DaemonSet kube-system/detour-agent selects this node; see kubectl describe daemonset -n \
                        kube-system detour-agent";
-        run.has(1, &["the agent is not ready; failed: ", "kubeconfig-", selects]);
+        run.reports(1, &["the agent is not ready; failed: ", "kubeconfig-", selects]);
         let one = machine.detour(&["check", "--node", "windows-1"]);
         assert_eq!(one.code, Some(0), "{one:?}");
 
@@ -470,12 +475,12 @@ fn check_summarizes_all_nodes() {
         let kubeconfigs = format!("missing:{}:{other}", machine.directory.join("kubeconfig").display());
         let through = machine.run(&kubectl, &["detour", "check", "--node", "windows-1"], &kubeconfigs);
         assert_eq!((through.code, &through.stdout), (Some(0), &one.stdout), "{through:?}");
-        machine.run(&kubectl, &["detour", "check", "--context=other"], "kubeconfig").has(1, &["other"]);
+        machine.run(&kubectl, &["detour", "check", "--context=other"], "kubeconfig").fails_with("other");
         let help = machine.run(&kubectl, &["detour", "check", "--help"], "kubeconfig");
-        help.has(0, &["Usage: kubectl detour check [OPTIONS]"]);
+        help.reports(0, &["Usage: kubectl detour check [OPTIONS]"]);
         let selected = machine.detour(&["check", "-l", "zone=b", "-o", "yaml"]);
-        selected.has(1, &["unhealthy nodes: node-2\n"]);
+        selected.fails_with("unhealthy nodes: node-2\n");
         assert!(!selected.stdout.contains("node-1"), "{selected:?}");
-        machine.detour(&["check", "--node", "node-9"]).has(1, &["node node-9: not found; see kubectl get nodes"]);
+        machine.detour(&["check", "--node", "node-9"]).fails_with("node node-9: not found; see kubectl get nodes");
     });
 }

@@ -7,6 +7,7 @@ mod agent_policy;
 mod client;
 mod control_plane;
 mod kubectl;
+mod multus_chain;
 mod node;
 mod permissions;
 mod releases;

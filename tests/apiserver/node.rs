@@ -352,6 +352,19 @@ impl Pod {
         self.tool("iptables-save", &["-t", "nat"], "").contains("-A ISTIO_REDIRECT ")
     }
 
+    /// Returns its rules.
+    pub(crate) fn rules(&self) -> String {
+        let rules = ["iptables-save", "ip6tables-save"].map(|program| self.tool(program, &[], ""));
+        let native = self.tool("nft", &["list", "table", "inet", "detour-exclusions"], "");
+        let is_rule = |line: &&str| !line.starts_with(['#', ':']);
+        rules
+            .iter()
+            .chain([&native])
+            .flat_map(|text| text.lines().filter(is_rule))
+            .map(|line| format!("{line}\n"))
+            .collect()
+    }
+
     /// Removes the redirection.
     pub(crate) fn flush(&self) {
         for iptables in ["iptables", "ip6tables"] {

@@ -139,6 +139,28 @@ fn the_plugin_is_removed_with_the_daemonset_in_any_order_of_deletion() {
     }
 }
 
+/// A restarted server has no earlier changes: the DaemonSet's resource version is too old for a watch.
+#[test]
+fn the_plugin_is_removed_with_the_daemonset_after_a_restart_of_the_api_server() {
+    let plane = cluster();
+    let (admin, objects) = (plane.admin(), base("kubernetes"));
+    on_a_node(&plane, &objects, |node| {
+        let agent = node.settled_agent("a");
+        until_watched(&plane);
+        for number in 0..30 {
+            let change = json!({"metadata": {"annotations": {"number": number.to_string()}}});
+            admin.merge(of_kind(&objects, "ServiceAccount"), &change).expect("changed");
+        }
+        plane.kill_api();
+        let before = watches(&plane);
+        plane.start_api();
+        plane.until(|| watches(&plane) > before);
+        delete(&admin, &objects, &["DaemonSet", "RoleBinding", "Role", "ClusterRoleBinding", "ClusterRole"]);
+        let (status, logged) = agent.ended();
+        assert!(status.success() && !node.is_installed(), "{logged:#?}");
+    });
+}
+
 #[test]
 fn without_an_answer_the_plugin_stays_and_a_warning_is_logged() {
     let plane = cluster();

@@ -176,6 +176,9 @@ fn with_an_expired_token_only_pods_with_a_sidecar_wait_for_the_agent_and_the_api
         let serving = second.wait_for_log("serving /healthz");
         second.wait_for_log("missing: a valid token of the plugin, whose token expired at 2001-09-09");
         assert_eq!(readiness(&serving), "503");
+        only_the_pod_with_a_sidecar_waits(node, &pod, 11, "no usable answer");
+        assert_eq!(node.plugin_token(), expired);
+
         plane.start_api();
         // The agent renews the token with its own one, before the node is ready.
         second.wait_for_log(SETTLED);
