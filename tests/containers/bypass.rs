@@ -38,6 +38,26 @@ fn an_excluded_container_bypasses_the_sidecar_from_its_first_connection_on() {
     });
 }
 
+/// The records of the fat pod take minutes to read. The runtime waits for 1 s.
+#[test]
+fn the_start_of_a_container_is_bounded_in_time_while_saved_state_is_read() {
+    scene(|scene| {
+        let (fat, pod) = (scene.pod(VAULT), scene.pod(VAULT));
+        let (_agent, _runtime, mut plugin) = scene.registered(&[&fat, &pod]);
+        fat.add_records();
+        for name in [VAULT, WEB] {
+            let container = Container::create(&fat, name);
+            let waited = plugin.start(&container);
+            assert!(waited < SOON, "{name}: {waited:?}");
+        }
+        let message = scene.wait_for_event(&fat, "DetourContainerCaptured", VAULT);
+        assert!(message.contains("the pod's rules were not changed within 1000 ms"), "{message}");
+        // Other pods are not affected.
+        let mut vault = plugin.run(&pod, VAULT);
+        assert_eq!(vault.connect(), "direct");
+    });
+}
+
 #[test]
 fn two_agents_at_the_same_time_make_the_same_changes() {
     scene(|scene| {

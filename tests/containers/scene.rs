@@ -147,6 +147,19 @@ impl Deref for Pod {
 }
 
 impl Pod {
+    /// Adds so many records to the pod's saved state that they take minutes to read: links to one file.
+    pub(crate) fn add_records(&self) {
+        let directory = Path::new("/run/detour/attachments").join(&self.sandbox);
+        let own = fs::read_dir(&directory).expect("records").next().expect("a record").expect("readable").path();
+        let mut record: Value = serde_json::from_str(&fs::read_to_string(own).expect("readable")).expect("JSON");
+        record["padding"] = json!(vec![0; 500_000]);
+        let first = directory.join("n@net0.json");
+        fs::write(&first, record.to_string()).expect("written");
+        for number in 1..10_000 {
+            fs::hard_link(&first, directory.join(format!("n@net{number}.json"))).expect("linked");
+        }
+    }
+
     /// Returns the cgroup IDs of the elements of the sets.
     pub(crate) fn elements(&self) -> Vec<u64> {
         let listed = self.tool("nft", &["-j", "list", "ruleset"], "");

@@ -145,6 +145,7 @@ fn one_of_two_agents_changes_a_pod() {
         let applied = "detour_policy_changes_total{result=\"applied\"}";
         until("the metric", || sample(&address, applied) == Some(1));
         assert_eq!(sample(&other, applied), Some(0));
+        assert_eq!(sample(&address, applied), Some(1), "the first agent does not repeat its change");
         drop(first);
         pod.annotate(api, EXCLUDE_PORTS, "3307");
         pod.until(|pod| pod.excludes_port(3307));

@@ -196,6 +196,21 @@ fn saved_state_without_a_del_is_removed_with_the_netns_at_the_runtimes_path() {
     });
 }
 
+/// An ADD of the runtime would fail, but the pod runs already.
+#[test]
+fn a_pod_is_redirected_without_its_requests_outside_the_bounds() {
+    scene(|scene| {
+        scene.install(&json!([{"type": "istio-redirect"}, {"type": "uid-exclude"}]));
+        let mut pod = scene.pod();
+        pod.annotate(scene, "detour.io/exclude-uids", "7000,*");
+        let done = one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now()));
+        assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again");
+        let exclusions = pod.tool("nft", &["list", "chain", "inet", "detour-exclusions", "DETOUR_OUTPUT"], "");
+        assert!(exclusions.contains("skuid 7000"), "{exclusions}");
+        assert!(pod.tool("iptables-save", &["-t", "nat"], "").contains("--to-ports 15001"));
+    });
+}
+
 /// A pod with CAP_NET_ADMIN takes a limited time of the agent.
 #[test]
 fn a_pod_that_holds_too_many_rules_does_not_delay_the_repair_of_others() {

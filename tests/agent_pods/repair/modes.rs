@@ -87,6 +87,18 @@ fn a_pod_that_can_not_be_repaired_keeps_running_and_has_one_event_an_hour() {
 }
 
 #[test]
+fn an_unavailable_api_server_delays_no_repair() {
+    scene_with(
+        |_| Answer::Close,
+        |scene| {
+            let pod = scene.pod();
+            let done = one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now()));
+            assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again");
+        },
+    );
+}
+
+#[test]
 fn passes_that_are_late_are_counted() {
     scene(|scene| {
         let pod = [Arc::new(scene.pod().observed())];
