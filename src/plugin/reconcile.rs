@@ -130,6 +130,10 @@ impl Reconciler<'_> {
         if self.removes() && !saved.attachments.is_empty() && saved.get(self.attachment).is_none() {
             return Ok(None);
         }
+        let is_gone = |(attachment, _): &&(Attachment, Policy)| saved.get(attachment).is_none();
+        if let (Operation::Repeat, Some((gone, _))) = (self.operation, self.policies.iter().find(is_gone)) {
+            return Err(no_record(gone));
+        }
         let mut begun = None;
         let committed = self.attempts(&saved, &mut begun);
         // The next DEL retries what a DEL can't remove.
@@ -321,7 +325,7 @@ impl Reconciler<'_> {
         match self.operation {
             Operation::Add(..) => self.store.write(attachment, record),
             _ if self.store.update(attachment, record)? => Ok(()),
-            _ => Err(Error::new(Code::NoAdd, format!("no saved state of the {attachment}: the pod was deleted"))),
+            _ => Err(no_record(attachment)),
         }
     }
 
@@ -418,6 +422,11 @@ impl Reconciler<'_> {
             let removed = records.sandbox.fixtures.reduce(&Fixtures::default());
             removed.unwrap_or_else(|error| tracing::warn!("{error}"));
         }
-        Ok(())
+        self.store.remove(self.attachment)
     }
+}
+
+/// Returns the error for an attachment whose record is gone.
+fn no_record(attachment: &Attachment) -> Error {
+    Error::new(Code::NoAdd, format!("no saved state of the {attachment}: the pod was deleted"))
 }

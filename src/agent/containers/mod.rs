@@ -183,7 +183,7 @@ impl Task {
         };
         let mut status = ContainersStatus { runtime, error, expected: None };
         if let Some(sandbox) = self.sandboxes.get_mut(&id).filter(|_| status.runtime.is_some()) {
-            if sandbox.is_checking() {
+            if sandbox.checking.is_some() {
                 return sandbox.questions.push(answer);
             }
             (status.error, status.expected) = (sandbox.failure.clone(), sandbox.expected());
@@ -206,7 +206,7 @@ impl Task {
             _ => None,
         };
         for sandbox in self.sandboxes.values_mut() {
-            match disconnected.filter(|_| !sandbox.is_checking()) {
+            match disconnected.filter(|_| sandbox.checking.is_none()) {
                 Some((since, why)) => sandbox.report_disconnection(since, why, &self.tools),
                 None => sandbox.report_late(&self.tools),
             }
@@ -216,7 +216,7 @@ impl Task {
     /// Starts the checks that are due, and removes unused sandboxes.
     fn proceed(&mut self) {
         let now = Instant::now();
-        for sandbox in self.sandboxes.values_mut().filter(|sandbox| !sandbox.is_checking()) {
+        for sandbox in self.sandboxes.values_mut().filter(|sandbox| sandbox.checking.is_none()) {
             if sandbox.is_awaited() || sandbox.is_due(now) && self.checks.len() < MAX_CHECKS {
                 let (id, step) = (sandbox.id.clone(), sandbox.begin(Arc::clone(&self.tools)));
                 self.checks.spawn_blocking(move || (id, step()));

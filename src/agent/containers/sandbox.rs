@@ -58,7 +58,7 @@ pub(super) struct Sandbox {
     /// When the next check is due; `None` if the saved state must change first.
     due: Option<Instant>,
     /// When the running check began; `None` if no check runs.
-    checking: Option<Instant>,
+    pub(super) checking: Option<Instant>,
     /// Whether the last check took longer than the runtime waits.
     is_slow: bool,
     /// The requests for the status that wait for the end of the check.
@@ -169,14 +169,9 @@ impl Sandbox {
         self.due.is_some_and(|due| due <= now)
     }
 
-    /// Returns whether a check runs.
-    pub(super) const fn is_checking(&self) -> bool {
-        self.checking.is_some()
-    }
-
     /// Returns whether nothing is known about the sandbox anymore.
     pub(super) fn is_unused(&self) -> bool {
-        !self.is_checking() && self.modified.is_none() && self.containers.is_empty() && self.due.is_none()
+        self.checking.is_none() && self.modified.is_none() && self.containers.is_empty() && self.due.is_none()
     }
 
     /// Returns whether the running check, or the last one if none runs, takes longer than the runtime waits.
@@ -192,7 +187,7 @@ impl Sandbox {
     /// Makes a check due if the saved state has changed.
     pub(super) fn scanned(&mut self, modified: Option<SystemTime>) {
         // After a failure to read it, the next check is due.
-        if !self.is_checking() && modified != self.modified && self.due.is_none_or(|_| self.failure.is_empty()) {
+        if self.checking.is_none() && modified != self.modified && self.due.is_none_or(|_| self.failure.is_empty()) {
             self.wake();
         }
     }
@@ -281,20 +276,20 @@ impl Sandbox {
         match done {
             Done::Read(Err(error)) => {
                 let failure = format!("can't read which containers are excluded: {error}");
-                self.end(&self.containers.clone(), Some(failure), false, tools);
+                self.end(&self.checked(), Some(failure), false, tools);
             }
             Done::Read(Ok(saved)) => {
                 saved.into_iter().for_each(|saved| self.set_saved(saved));
+                let mut containers = self.checked();
                 let Some(excluded) = self.excluded.clone() else {
-                    self.end(&self.containers.clone(), None, is_complete, tools);
+                    self.end(&containers, None, is_complete, tools);
                     return None;
                 };
-                // Containers that are not excluded wait only for the saved state.
-                let others = self.containers.iter().filter(|(_, one)| !excludes(&excluded, &one.reported.name));
-                for id in others.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
-                    self.answer(&id, &tools.metrics);
+                // Others wait only for the saved state.
+                for (id, _) in containers.iter().filter(|(_, one)| !excludes(&excluded, &one.reported.name)) {
+                    self.answer(id, &tools.metrics);
                 }
-                let (mut containers, tools) = (self.containers.clone(), Arc::clone(tools));
+                let tools = Arc::clone(tools);
                 return Some(Box::new(move || {
                     let result = update(&tools.root, &excluded, &mut containers, is_complete);
                     Done::Updated(containers, result)
@@ -303,6 +298,12 @@ impl Sandbox {
             Done::Updated(containers, result) => self.updated(&containers, result, is_complete, tools),
         }
         None
+    }
+
+    /// Returns the containers of the check that runs. Those that are about to start since it began wait for the next one.
+    fn checked(&self) -> Containers {
+        let is_later = |id: &String| self.answers.get(id).is_some_and(|(_, since)| Some(*since) > self.checking);
+        self.containers.iter().filter(|(id, _)| !is_later(id)).map(|(id, one)| (id.clone(), one.clone())).collect()
     }
 
     fn set_saved(&mut self, Saved { modified, excluded, pod }: Saved) {

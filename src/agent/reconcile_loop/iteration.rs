@@ -34,9 +34,13 @@ pub(super) fn assess(plan: &InstallPlan, stability: &mut Stability, now: Instant
     let has_changed = !plan.actions.is_empty();
     let is_repair = has_changed && !plan.follows;
     if let Some((obstacle, _)) = &plan.obstacle {
-        let delay = if is_repair { stability.repaired() } else { RETRY_DELAY };
+        let delay = match (obstacle, has_changed) {
+            (Obstacle::Failed, _) | (_, false) => RETRY_DELAY,
+            _ if plan.follows => FOLLOW_DELAY,
+            _ => stability.repaired(),
+        };
         stability.incomplete();
-        return (Readiness::Not(state(plan)), delay, is_repair || *obstacle == Obstacle::Failed);
+        return (Readiness::Not(state(plan)), delay, has_changed || *obstacle == Obstacle::Failed);
     }
     let left = if is_repair { stability.repaired() } else { stability.in_place(now) };
     let delay = match has_changed {
@@ -285,6 +289,9 @@ mod tests {
         assert_eq!(assessed(&occupied, fresh, now), (None, Some("reason".into())));
         let missing = InstallPlan { obstacle: Some((Obstacle::Waits, "missing: a list".into())), ..repair.clone() };
         assert_eq!(assessed(&missing, fresh, now), (Some(false), Some("missing: a list".into())));
+        let failed = InstallPlan { obstacle: Some((Obstacle::Failed, "reason".into())), ..repair.clone() };
+        let again = &mut Stability::default();
+        assert!((0..5).all(|_| assess(&failed, again, now).1 == RETRY_DELAY && again.repairs == 0));
         let lacking = InstallPlan { lacks: Some("a token".into()), ..InstallPlan::default() };
         let restored = InstallPlan { actions: repair.actions.clone(), ..lacking.clone() };
         let (without, not_ready) = (&mut Stability::default(), (Some(false), Some("missing: a token".to_owned())));

@@ -43,7 +43,10 @@ impl AgentPod {
         let state = items(&status["containerStatuses"]).find(|container| container["name"] == CONTAINER);
         let state = &state.unwrap_or(&Value::Null)["state"];
         let reason = || ["waiting", "terminated"].iter().find_map(|kind| state[*kind]["reason"].as_str());
-        let stopped = (!state["running"].is_object()).then(|| reason().unwrap_or("not started"));
+        let stopped = match metadata["deletionTimestamp"].is_string() {
+            true => Some("the pod is being deleted"),
+            false => (!state["running"].is_object()).then(|| reason().unwrap_or("not started")),
+        };
         let is_ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
         let added = &container["securityContext"]["capabilities"]["add"];
         Some(Self {
@@ -162,6 +165,8 @@ mod tests {
         let waiting =
             pod("a", |pod| pod["status"]["containerStatuses"][0]["state"] = json!({"waiting": {"reason": "X"}}));
         assert_eq!(waiting.expect("an agent").stopped.as_deref(), Some("X"));
+        let deleted = pod("a", |pod| pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"));
+        assert!(deleted.expect("an agent").stopped.is_some_and(|why| why.contains("deleted")));
     }
 
     #[test]

@@ -194,6 +194,18 @@ fn a_container_that_starts_during_a_check_waits_for_the_next_one() {
 }
 
 #[test]
+fn a_container_that_starts_while_saved_state_is_read_waits_for_the_next_check() {
+    let mut scene = Scene::of("s");
+    drop(scene.sandbox.begin(Arc::clone(&scene.tools)));
+    let mut answer = scene.start("1", VAULT);
+    let saved = Saved { modified: Some(SystemTime::UNIX_EPOCH), excluded: None, pod: None };
+    assert!(scene.proceed(Done::Read(Ok(Some(saved)))).is_none());
+    assert!(answer.try_recv().is_err() && scene.sandbox.is_awaited(), "saved state may have changed since");
+    scene.apply(&["1"], &["1"]);
+    assert_eq!(answer.try_recv(), Ok(()));
+}
+
+#[test]
 fn a_question_waits_for_the_check() {
     let mut task = task();
     let tools = Arc::clone(&task.tools);
