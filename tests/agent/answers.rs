@@ -239,9 +239,18 @@ fn a_cluster_without_attachment_definitions_causes_no_warning_and_its_first_ones
         scene.api.refuse_watches(404);
         let agent = scene.agent_that_starts("first");
         agent.wait_for_log("this cluster has no network attachment definitions");
+        define(&scene.api);
         scene.api.grant_watches();
         agent.wait_for_log("watching network attachment definitions");
+        let found = answer(&scene.ask(question_about_definitions(&["istio-cni"]).as_bytes()));
+        assert!(found["found"][0]["found"].is_object(), "{found}");
     });
+}
+
+fn question_about_definitions(names: &[&str]) -> String {
+    let wanted = |name: &&str| json!({"object": {"namespace": "default", "name": name}, "awaited": false});
+    let wanted: Vec<Value> = names.iter().map(wanted).collect();
+    json!({"wait_ms": 5000, "ask": {"about": "definitions", "wanted": wanted}}).to_string() + "\n"
 }
 
 #[test]
@@ -250,10 +259,7 @@ fn definitions_and_their_absence_are_answered_from_the_cache() {
         define(&scene.api);
         scene.api.put(DEFINITIONS, &json!({"metadata": {"name": "istio-cni", "namespace": "shop"}}));
         let _agent = scene.agent();
-        let wanted = |name: &str| json!({"object": {"namespace": "default", "name": name}, "awaited": false});
-        let wanted = [wanted("istio-cni"), wanted("absent")];
-        let question = json!({"wait_ms": 5000, "ask": {"about": "definitions", "wanted": wanted}}).to_string();
-        let found = answer(&scene.ask((question + "\n").as_bytes()));
+        let found = answer(&scene.ask(question_about_definitions(&["istio-cni", "absent"]).as_bytes()));
         assert!(found["found"][0]["found"]["config"].as_str().is_some_and(|config| config.contains("istio-cni")));
         assert!(found["found"][1]["missing"].is_string(), "{found}");
         assert_eq!(scene.api.requests(), [""; 0]);

@@ -1,12 +1,13 @@
 //! The plugin's own token: renewed, expired, and reused while the API server is down; the agent's answers to the plugin.
 
+use crate::control_plane::ControlPlane;
 use crate::node::{NAME, Node, SETTLED, meshed_pod, on_a_node};
-use crate::shipped::{NAMESPACE, base, chart, cluster, cluster_with};
+use crate::shipped::{NAMESPACE, apply, base, chart, cluster, cluster_with, established, namespaces, types};
 use crate::support::health::get;
 use crate::support::netns_pod::Pod;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use detour_cni::cluster::Token;
+use detour_cni::cluster::{DefinitionQuery, Lookup, ObjectRef, Token};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use std::fs;
@@ -186,5 +187,32 @@ fn with_an_expired_token_only_pods_with_a_sidecar_wait_for_the_agent_and_the_api
         second.wait_for_log("the plugin is ready on this node");
         assert!(readiness(&serving) == "200");
         the_pod_starts(node, &pod);
+    });
+}
+
+#[test]
+fn a_resource_type_that_is_created_later_is_watched() {
+    let plane = ControlPlane::start();
+    let admin = plane.admin();
+    let (namespaces, types) = (namespaces(), types());
+    let objects = chart(&["primaryPlugin.enabled=true"]);
+    apply(&admin, &namespaces);
+    apply(&admin, &objects);
+    on_a_node(&plane, &objects, |node| {
+        let agent = node.start_agent("a");
+        agent.wait_for_log(SETTLED);
+        apply(&admin, &types);
+        established(&admin, &types);
+        let definition = json!({
+            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": {"namespace": "default", "name": "blue"}, "spec": {"config": "{}"},
+        });
+        admin.apply(&definition).expect("accepted");
+        agent.wait_for_log("watching network attachment definitions");
+        let object = ObjectRef { namespace: "default".into(), name: "blue".into() };
+        let found = node.source().definitions(&[DefinitionQuery { object, awaited: false }]).expect("an answer");
+        assert!(matches!(&found[..], [Lookup::Found(definition)] if definition.config == "{}"), "{found:?}");
+        let plugin = format!("system:serviceaccount:{NAMESPACE}:detour-plugin");
+        assert!(plane.audit().iter().all(|event| event["user"]["username"] != plugin.as_str()), "the agent answers");
     });
 }

@@ -241,6 +241,29 @@ fn a_request_is_ignored_only_if_no_attachment_has_its_sub_plugin() {
 }
 
 #[test]
+fn a_fault_of_the_pod_is_named_once_for_all_attachments() {
+    let mut istio = attachment(&json!([{"type": "istio-redirect"}]));
+    istio["dialect"] = "iptables".into();
+    let mut other = istio.clone();
+    other["name"] = "other".into();
+    let files = [file("first.conf", &istio.to_string()), file("other.conf", &other.to_string())];
+    let mut pod = pod();
+    pod["spec"]["hostUsers"] = false.into();
+    annotate(&mut pod, "k8s.v1.cni.cncf.io/networks", "default/istio-cni, default/other");
+    let arguments = ["explain", "-f", "-", "--config", &files[0], "--config", &files[1], "-o", "json"];
+    let run = detour(&arguments, &pod.to_string(), &[]);
+    let report: Value = serde_json::from_str(&run.stdout).expect("JSON");
+    assert_eq!(run.code, 1);
+    let warnings = report["warnings"].as_array().expect("a list").iter();
+    let faults: Vec<_> = warnings.filter(|one| one["code"] == "add-fails").map(|one| &one["what"]).collect();
+    assert_eq!(faults.len(), 1, "{report:#}");
+    assert!(
+        faults[0].as_str().is_some_and(|what| what.starts_with("the pod has its own user namespace")),
+        "{faults:?}"
+    );
+}
+
+#[test]
 fn a_directory_and_a_root_select_configurations_as_on_the_node() {
     let conf = file("etc/cni/net.d/istio-cni.conf", &attachment(&json!([{"type": "istio-redirect"}])).to_string());
     let root = conf.strip_suffix("/etc/cni/net.d/istio-cni.conf").expect("below a root").to_owned();

@@ -28,8 +28,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Mutex;
 use tokio::time::{sleep, sleep_until, timeout};
 
-/// The maximum size of an answer other than a watch, so that a server that is not an API server can't exhaust the memory of
-/// this process. The API server accepts objects of at most 1.5 MiB (etcd, `--max-request-bytes`); as JSON, an object can
+/// The maximum size of an answer other than a watch, so that a server that is not an API server can't exhaust the memory
+/// of this process. The API server accepts objects of at most 1.5 MiB (etcd, `--max-request-bytes`); as JSON, an object can
 /// be six times as large if all of its text needs escapes. Answers are not compressed: kube is built without `gzip`.
 const MAX_ANSWER: usize = 16 << 20;
 /// The number of objects of a page. The objects of a page that exceeds the limit are requested one by one.

@@ -125,7 +125,8 @@ impl<'a> Evaluation<'a> {
         let facts = (has_source || needs_facts).then_some(&subject.facts);
         let with_name = |error: Error| error.of_network(attachment);
         let mut output = evaluation::output(&conf.chain, conf, facts).map_err(with_name)?;
-        let (mut notes, mut warnings) = (Vec::new(), Vec::new());
+        // `once`: without the network's name, so that the report has them once for all configurations.
+        let (mut notes, mut warnings, mut once) = (Vec::new(), Vec::new(), Vec::new());
         let of_network = |text: String| match attachment {
             Some(name) => format!("network {name}: {text}"),
             None => text,
@@ -138,7 +139,7 @@ impl<'a> Evaluation<'a> {
             }
             if needs_facts && !has_source {
                 let next = "set kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir";
-                warn(ADD_FAILS, "the configuration has no source of pod facts".to_owned(), next);
+                once.push(Warning::new(ADD_FAILS, "the configuration has no source of pod facts".to_owned(), next));
             }
         }
         if let Some(request) = output.rejected(&conf.bounds) {
@@ -149,7 +150,7 @@ impl<'a> Evaluation<'a> {
         if is_iptables && pod.has_own_users {
             let what = "the pod has its own user namespace (hostUsers: false), in which the kernel refuses the redirection \
                         in format iptables";
-            warn(ADD_FAILS, what.to_owned(), "set dialect to nftables, or remove it");
+            once.push(Warning::new(ADD_FAILS, what.to_owned(), "set dialect to nftables, or remove it"));
         }
         for Note { text, severity } in std::mem::take(&mut output.notes) {
             match (sub_plugins::missing_sub_plugin(&text), severity) {
@@ -158,6 +159,7 @@ impl<'a> Evaluation<'a> {
                 (None, Severity::Warning) => notes.push(of_network(format!("warning: {text}"))),
             }
         }
+        warnings.splice(0..0, once);
         Ok(Self { attachment, conf, result: Ok(output), warnings, notes })
     }
 

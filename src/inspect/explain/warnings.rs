@@ -61,8 +61,12 @@ pub(super) fn warnings(
         applied.all(|one| one.warnings.iter().any(|warning| warning.next == next))
     };
     let of_configurations = evaluations.iter().flat_map(|one| one.warnings.iter().cloned());
-    let mut all: Vec<Warning> =
-        of_configurations.filter(|one| one.code != NOT_IN_CHAIN || is_missing(&one.next)).collect();
+    let mut all: Vec<Warning> = Vec::new();
+    for warning in of_configurations.filter(|one| one.code != NOT_IN_CHAIN || is_missing(&one.next)) {
+        if !all.contains(&warning) {
+            all.push(warning);
+        }
+    }
     all.extend(excluded_with_application(&containers, policy));
     all.extend(init_containers.iter().filter_map(excluded_after_proxy));
     all.extend(captured_too_early(init_containers, &containers, &subject.facts));
