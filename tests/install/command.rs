@@ -359,6 +359,7 @@ fn invalid_input_is_reported_before_any_change() {
         (json!({"type": "excludedns"}), "add --name excludedns"),
         (json!({"chain": [{"type": "uid-exclude", "uids": ["x"]}]}), "chain[0].uids: invalid value \"x\""),
         (json!({"chain": [{"type": "uid-exclud"}]}), "did you mean \"uid-exclude\"?"),
+        (json!({"log_file": "/var/log/../../etc/passwd"}), "log_file: invalid value \"/var/log/../../etc/passwd\""),
     ] {
         scene.reports(2, "install", &[&scene.config("c", &keys)], &[part]);
     }

@@ -23,14 +23,6 @@ fn kind<'a>(documents: &'a [Value], kind: &str) -> &'a Value {
 }
 
 #[test]
-fn each_kustomize_base_is_the_rendered_chart() {
-    for directory in ["kubernetes", "openshift"] {
-        let kustomization = documents(&manifests().join(directory).join("kustomization.yaml"));
-        assert_eq!(kustomization[0]["resources"], json!(["rendered.yaml"]));
-    }
-}
-
-#[test]
 fn the_scc_allows_only_what_the_pod_needs() {
     let objects = rendered("openshift");
     let scc = kind(&objects, "SecurityContextConstraints");

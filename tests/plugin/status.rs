@@ -56,23 +56,11 @@ fn the_error_has_the_reason() {
 #[test]
 fn settings_that_an_add_refuses_fail_status() {
     let manifests = Directory::new("status-chain");
-    let group = json!({"type": "istio-redirect", "owner_groups_include": ["no-such-group"]});
-    for (chain, reason) in [
-        (json!([{"type": "uid-exclude", "uidz": [1]}]), "chain[0].uidz: unknown key"),
-        (json!([{"type": "dns-exclude", "ports": [0]}]), "chain[0].ports: invalid value"),
-        (
-            json!([{"type": "istio-redirect", "drop_invalid": true}, {"type": "istio-redirect", "drop_invalid": false}]),
-            "chain[0] and chain[1] contradict each other",
-        ),
-        (json!([group]), "chain[0].owner_groups_include: invalid value \"no-such-group\""),
-    ] {
-        let kubernetes = json!({"manifests_dir": &*manifests});
-        for more in [json!({}), json!({"clusterNetwork": "ovn", "confDir": "/no/such/directory"})] {
-            let mut conf = json!({"kubernetes": kubernetes, "chain": chain});
-            conf.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-            let details = refused(conf);
-            assert!(details.contains(reason), "{details}");
-        }
+    let wrong = json!([{"type": "dns-exclude", "ports": [0]}]);
+    for mut conf in [json!({}), json!({"clusterNetwork": "ovn", "confDir": "/no/such/directory"})] {
+        (conf["kubernetes"], conf["chain"]) = (json!({"manifests_dir": &*manifests}), wrong.clone());
+        let details = refused(conf);
+        assert!(details.contains("chain[0].ports: invalid value"), "{details}");
     }
     for kubernetes in [json!({}), json!({"agent_namespace": "kube-system"})] {
         let details = refused(json!({"kubernetes": kubernetes, "chain": [{"type": "istio-redirect"}]}));
@@ -179,7 +167,8 @@ fn faults_that_the_agent_repairs_do_not_fail_status() {
             }
         }
         // Without an agent, the operator repairs it.
-        refused(json!({"kubernetes": {"kubeconfig": kubeconfig}}));
+        let details = refused(json!({"kubernetes": {"kubeconfig": kubeconfig}}));
+        assert!(!kubeconfig.ends_with("refused") || details.contains("http://127.0.0.1:1"), "{details}");
     }
     // What no agent repairs fails as before.
     let agent = json!({"agent_namespace": "kube-system", "manifests_dir": "/no/such/directory"});
@@ -187,16 +176,6 @@ fn faults_that_the_agent_repairs_do_not_fail_status() {
     assert!(refused(json!({"kubernetes": agents[0], "ambient_enabled": true})).contains("ambient_enabled"));
     let (exit, stdout) = status(json!({"kubernetes": agents[0], "chain": [{"type": "no-such-plugin"}]}));
     assert!(exit == Some(1) && stdout.contains("\"code\":50") && stdout.contains("no-such-plugin"), "{stdout}");
-}
-
-#[test]
-fn an_unreachable_api_server_is_reported_within_two_seconds() {
-    let directory = Directory::new("status-kubeconfig");
-    let kubeconfig = directory.join("kubeconfig");
-    let text = kubeconfig_of(&json!({"server": "http://127.0.0.1:1"}), &json!({}));
-    fs::write(&kubeconfig, text).expect("writable");
-    let details = refused(json!({"kubernetes": {"kubeconfig": kubeconfig}}));
-    assert!(details.contains("http://127.0.0.1:1"), "{details}");
 }
 
 /// The maximum duration of each call, also on a slow machine.
@@ -304,21 +283,6 @@ fn an_endless_stdin_is_read_up_to_the_limit() {
         assert!(memory < MEMORY, "{item:?}: {memory} KiB");
         writer.join().expect("no panic");
     }
-}
-
-#[test]
-fn a_configuration_with_too_many_values_is_refused_before_parsing() {
-    let mut process = call("ADD").spawn().expect("it starts");
-    let text = format!("{{\"a\":[{}0]}}", "{},".repeat(1_000_000));
-    let _ = process.stdin.take().expect("a pipe").write_all(text.as_bytes());
-    let (_, memory) = end(&mut process);
-    let (code, text) = error(&mut process);
-    assert!(code == 7 && text.contains("expected at most 100000 values"), "{text}");
-    assert!(memory < MEMORY, "{memory} KiB");
-    let mut process = call("ADD").spawn().expect("it starts");
-    let _ = process.stdin.take().expect("a pipe").write_all("[".repeat(4 << 20).as_bytes());
-    end(&mut process);
-    assert_ne!(error(&mut process).0, 108, "no stack overflow");
 }
 
 #[test]

@@ -115,19 +115,6 @@ fn gc_and_status_are_forwarded() {
 }
 
 #[test]
-fn status_fails_if_an_executable_is_missing() {
-    let recorders = Recorders::new().with("first", &fails("STATUS", &json!({"msg": "no"})));
-    let status = |executables: &[Value]| {
-        let output = Pod::new().call("STATUS", &recorders.bin(), &conf("1.1.0", executables));
-        (output.stdout["code"].clone(), output.stdout["msg"].to_string())
-    };
-    let (code, msg) = status(&chain());
-    assert!(code == 50 && msg.contains("failed to find plugin \\\"second\\\""), "{code} {msg}");
-    let (code, msg) = status(&chain()[..1]);
-    assert!(code == 50 && msg.contains("failed (status): no"), "{code} {msg}");
-}
-
-#[test]
 fn executables_run_for_pods_whose_sub_plugins_are_skipped() {
     let recorders = Recorders::new().with("first", "").with("second", "");
     let pod = Pod::new();
@@ -204,28 +191,6 @@ fn tuning_and_loopback_in_a_chain() {
     assert!(!output.success && output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("loopback")), "{output:?}");
     assert_eq!(succeeds(&pod, "DEL", &conf), Value::Null);
     assert_eq!(pod.rules(), [""; 0]);
-}
-
-/// An interface plugin with IPAM creates a pod's interface and releases its address.
-#[test]
-fn bridge_and_host_local_make_an_interface() {
-    let pod = Pod::new();
-    let data = std::env::temp_dir().join(&pod.name);
-    let bridge = format!("dd{}", std::process::id() % 1_000_000);
-    let ipam = json!({"type": "host-local", "subnet": "10.213.7.0/24", "dataDir": data});
-    let conf = conf("1.0.0", &[json!({"type": "bridge", "bridge": bridge, "ipam": ipam})]);
-    let result = succeeds(&pod, "ADD", &conf);
-    let address = result["ips"][0]["address"].as_str().expect("an address").to_owned();
-    assert!(address.starts_with("10.213.7."), "{result}");
-    assert!(pod.run(&["ip", "-4", "address", "show", "eth0"]).contains(&address));
-    succeeds(&pod, "CHECK", &with(conf.clone(), &json!({"prevResult": result})));
-    succeeds(&pod, "DEL", &with(conf.clone(), &json!({"prevResult": result})));
-    succeeds(&pod, "DEL", &conf);
-    assert!(!pod.run(&["ip", "link"]).contains("eth0"));
-    assert!(!data.join("mesh").join(address.trim_end_matches("/24")).exists(), "the address is free again");
-    let deleted = std::process::Command::new("ip").args(["link", "delete", &bridge]).status().expect("it runs");
-    assert!(deleted.success());
-    std::fs::remove_dir_all(&data).expect("removable");
 }
 
 /// Shell: adds an interface whose addresses end in 2, and the routes in `routes`.
