@@ -1,7 +1,7 @@
 //! Processes of etcd and kube-apiserver. The tests share them one after the other: each one finds a new cluster.
 
 use crate::client::Client;
-use crate::support::api::kubeconfig_of;
+use crate::support::wait::until;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
@@ -222,16 +222,12 @@ impl Servers {
         })
     }
 
-    /// Writes a kubeconfig with all rights. Returns its path.
+    /// Writes a kubeconfig with all rights, whose context has no namespace. Returns its path.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
-        let (certificate, key) = &self.admin;
-        let (crt, pem) = (self.directory.join("admin.crt"), self.directory.join("admin.key"));
-        fs::write(&crt, certificate).expect("writable");
-        fs::write(&pem, key).expect("writable");
-        let cluster = json!({"server": self.server(), "certificate-authority": self.files.join("ca.crt")});
-        let user = json!({"client-certificate": crt, "client-key": pem});
+        let mut kubeconfig = self.admin_kubeconfig();
+        kubeconfig["contexts"][0]["context"].as_object_mut().expect("an object").remove("namespace");
         let path = self.directory.join("kubeconfig");
-        fs::write(&path, kubeconfig_of(&cluster, &user)).expect("writable");
+        fs::write(&path, kubeconfig.to_string()).expect("writable");
         path
     }
 
@@ -243,11 +239,7 @@ impl Servers {
     /// Waits for a condition.
     #[track_caller]
     pub(crate) fn until(&self, holds: impl Fn() -> bool) {
-        let deadline = Instant::now() + DEADLINE;
-        while !holds() {
-            assert!(Instant::now() < deadline, "the condition was not met in time");
-            thread::park_timeout(Duration::from_millis(20));
-        }
+        until("the condition", holds);
     }
 
     /// Returns the audit events of service accounts.

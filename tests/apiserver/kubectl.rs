@@ -367,46 +367,37 @@ fn output_of_a_compromised_node_is_escaped() {
     });
 }
 
-/// Creates pods whose init container runs as UID 1337: of a Deployment and alone with a native sidecar; with a sidecar
-/// that starts later; and one whose pod has ended.
+/// Creates pods with a native sidecar whose init container runs as UID 1337: two of a Deployment, one alone, and one that
+/// has ended.
 fn workloads_with_native_sidecars(admin: &Client) {
-    let create = |name: &str, owner: Option<Value>, is_native: bool, phase: &str| {
+    let deployment = json!([{
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-5d9c", "uid": "1", "controller": true,
+    }]);
+    let sidecar =
+        json!({"name": "istio-proxy", "image": "proxy", "args": ["proxy", "sidecar"], "restartPolicy": "Always"});
+    let vault = json!({"name": "vault-agent-init", "image": "vault", "securityContext": {"runAsUser": 1337}});
+    for (name, owners, phase) in [
+        ("web-5d9c-a", &deployment, "Running"),
+        ("web-5d9c-b", &deployment, "Running"),
+        ("alone", &json!([]), "Running"),
+        ("ended", &json!([]), "Succeeded"),
+    ] {
         let mut pod = meshed_pod(admin, name);
         admin.delete(&pod).expect("deleted");
-        let mut metadata = json!({
-            "namespace": "shop", "name": name, "annotations": pod["metadata"]["annotations"],
-            "labels": {"pod-template-hash": "5d9c"},
-        });
-        metadata["ownerReferences"] = json!(owner.into_iter().collect::<Vec<_>>());
-        let mut proxy = json!({"name": "istio-proxy", "image": "proxy", "args": ["proxy", "sidecar"]});
-        let vault = json!({"name": "vault-agent-init", "image": "vault", "securityContext": {"runAsUser": 1337}});
-        let app = json!({"name": "app", "image": "app"});
-        let (init, containers) = if is_native {
-            proxy["restartPolicy"] = json!("Always");
-            (json!([proxy, vault]), json!([app]))
-        } else {
-            (json!([vault]), json!([app, proxy]))
-        };
         pod = json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "namespace": "shop", "name": name, "annotations": pod["metadata"]["annotations"],
+                "labels": {"pod-template-hash": "5d9c"}, "ownerReferences": owners,
+            },
             "spec": {
                 "nodeName": NAME, "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0,
-                "initContainers": init, "containers": containers,
+                "initContainers": [sidecar, vault], "containers": [{"name": "app", "image": "app"}],
             },
         });
         admin.apply(&pod).expect("accepted");
         admin.merge_status(&pod, &json!({"status": {"phase": phase}})).expect("accepted");
-    };
-    let of_deployment = || {
-        Some(json!({
-            "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-5d9c", "uid": "1", "controller": true,
-        }))
-    };
-    create("web-5d9c-a", of_deployment(), true, "Running");
-    create("web-5d9c-b", of_deployment(), true, "Running");
-    create("alone", None, true, "Running");
-    create("later-sidecar", None, false, "Running");
-    create("ended", None, true, "Succeeded");
+    }
 }
 
 #[test]

@@ -19,17 +19,16 @@ const CRDS: &str = include_str!("service-mesh-crds.yaml");
 const UNRELATED: [&str; 6] = ["oc create namespace", "oc get", "oc label", "oc patch istio ", "oc rollout", "helm get"];
 
 /// A cluster with the operator's types, tools for the guide's commands, and a simulated operator.
-struct Cluster {
-    admin: Client,
-    helm: Helm,
+pub(crate) struct Cluster {
+    pub(crate) admin: Client,
+    pub(crate) helm: Helm,
     kubeconfig: PathBuf,
     programs: PathBuf,
-    /// Keeps the processes running.
-    _plane: ControlPlane,
+    pub(crate) plane: ControlPlane,
 }
 
 impl Cluster {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let plane = ControlPlane::start();
         let admin = plane.admin();
         prepare(&admin);
@@ -42,17 +41,18 @@ impl Cluster {
         let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
         for (name, program) in [
             ("oc", tools.join("kubectl")),
+            ("kubectl", tools.join("kubectl")),
             ("helm", tools.join("helm")),
             ("detour", env!("CARGO_BIN_EXE_detour").into()),
         ] {
             assert!(program.exists(), "{} is needed: hack/test.sh --test apiserver builds it", program.display());
             symlink(program, programs.join(name)).expect("writable");
         }
-        Self { admin, helm: Helm::new(&plane), kubeconfig: plane.kubeconfig(), programs, _plane: plane }
+        Self { admin, helm: Helm::new(&plane), kubeconfig: plane.kubeconfig(), programs, plane }
     }
 
     /// Runs a shell command. Returns whether it succeeded, and its output.
-    fn run(&self, command: &str) -> (bool, String) {
+    pub(crate) fn run(&self, command: &str) -> (bool, String) {
         let path = format!("{}:/usr/bin:/bin", self.programs.display());
         let output = Command::new("sh")
             .args(["-c", command])
@@ -133,7 +133,7 @@ impl Cluster {
     }
 
     /// Returns `default/istio-cni`.
-    fn definition(&self) -> Option<Value> {
+    pub(crate) fn definition(&self) -> Option<Value> {
         self.admin.get(&definition_of("default", "istio-cni")).ok()
     }
 
@@ -164,7 +164,11 @@ fn istio_chart() -> PathBuf {
 /// Returns the code blocks in a language below a heading, up to the next heading, without the indentation of lists.
 /// A command is one line.
 fn blocks(heading: &str, language: &str) -> Vec<String> {
-    let (_, section) = GUIDE.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no heading {heading}"));
+    blocks_of(GUIDE, heading, language)
+}
+
+pub(crate) fn blocks_of(guide: &str, heading: &str, language: &str) -> Vec<String> {
+    let (_, section) = guide.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no heading {heading}"));
     let (mut found, mut open) = (Vec::new(), None);
     for line in section.lines().map(str::trim) {
         match (line.strip_prefix("```"), &mut open) {

@@ -2,11 +2,11 @@
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
+use crate::support::wait::until;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 pub(crate) const NAMESPACE: &str = "kube-system";
 const CRDS: &str = include_str!("crds.yaml");
@@ -96,16 +96,12 @@ pub(crate) fn types() -> Vec<Value> {
 
 /// Waits until the types are served.
 pub(crate) fn established(client: &Client, types: &[Value]) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    for crd in types {
-        let established = |crd: &Value| {
-            let conditions = crd["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            conditions.iter().any(|condition| condition["type"] == "Established" && condition["status"] == "True")
-        };
-        while !established(&client.get(crd).expect("there")) {
-            assert!(Instant::now() < deadline, "{}: it is not established", crd["metadata"]["name"]);
-        }
-    }
+    let established = |crd: &Value| {
+        let conditions = client.get(crd).expect("there")["status"]["conditions"].take();
+        let mut conditions = conditions.as_array().into_iter().flatten();
+        conditions.any(|condition| condition["type"] == "Established" && condition["status"] == "True")
+    };
+    types.iter().for_each(|crd| until("the types are served", || established(crd)));
 }
 
 /// Creates the namespaces and the types.

@@ -216,6 +216,22 @@ fn strings(list: &Value) -> Vec<&str> {
 }
 
 #[test]
+fn the_scc_allows_only_what_the_agent_needs() {
+    let objects = objects(&json!({"global": {"platform": "openshift"}}));
+    let scc = of_kind(&objects, "SecurityContextConstraints");
+    let pod = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
+    let context = &pod["containers"][0]["securityContext"];
+    assert_eq!(scc["allowedCapabilities"], context["capabilities"]["add"]);
+    assert_eq!((&scc["allowPrivilegedContainer"], &context["privileged"]), (&json!(false), &json!(false)));
+    assert_eq!(context["seLinuxOptions"], json!({"type": "spc_t"}));
+    let volumes = pod["volumes"].as_array().expect("volumes").iter();
+    let kinds = volumes.filter_map(|volume| volume.as_object()?.keys().next_back().map(String::as_str));
+    // The API server adds this volume for the service account.
+    let kinds: BTreeSet<&str> = kinds.chain(["projected"]).collect();
+    assert_eq!(strings(&scc["volumes"]), kinds.into_iter().collect::<Vec<_>>());
+}
+
+#[test]
 fn the_scc_admits_the_pod_which_has_fewer_rights_than_the_agent() {
     for repair in [true, false] {
         let objects = objects(&json!({"global": {"platform": "openshift"}, "repair": {"enabled": repair}}));

@@ -1,6 +1,6 @@
 //! `cni.ownList`: where the agent writes a configuration list of its own instead of editing the cluster network's.
 
-use crate::helm::{agent, chart_file, flag, merged, nested, notes, objects, of_kind, render};
+use crate::helm::{agent, chart_file, flag, merged, nested, notes, render};
 use detour_cni::agent::install::{PLATFORMS, Platform};
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! The CNI protocol of the binary: environment and stdin, stdout, stderr and the exit code. Messages and codes are
 //! those of the reference library (`pkg/skel`).
 
-use netns_rs::NetNs;
+use crate::support::netns_pod::Pod;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Write;
@@ -290,27 +290,6 @@ fn the_command_line_has_three_exit_codes() {
     }
 }
 
-/// A pod's network namespace, removed at the end of the test.
-struct Sandbox(Option<NetNs>);
-
-impl Sandbox {
-    fn new(name: &str) -> Self {
-        Self(Some(NetNs::new(format!("protocol-{name}-{}", std::process::id())).expect("this test needs root")))
-    }
-
-    fn path(&self) -> String {
-        self.0.as_ref().expect("it lives").path().display().to_string()
-    }
-}
-
-impl Drop for Sandbox {
-    fn drop(&mut self) {
-        if let Some(netns) = self.0.take() {
-            drop(netns.remove());
-        }
-    }
-}
-
 /// Returns the configurations of `conf/` as a runtime passes them, and those that they replace.
 fn samples() -> Vec<(&'static str, Value)> {
     let parse = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
@@ -348,8 +327,8 @@ fn samples() -> Vec<(&'static str, Value)> {
 
 #[test]
 fn every_configuration_skips_pods_of_excluded_namespaces() {
-    let sandbox = Sandbox::new("samples");
-    let netns = sandbox.path();
+    let sandbox = Pod::new();
+    let netns = sandbox.netns().display().to_string();
     for (name, conf) in samples() {
         let container = format!("protocol-{name}");
         let changed = [("CNI_CONTAINERID", container.as_str()), ("CNI_NETNS", netns.as_str())];
@@ -366,8 +345,8 @@ fn every_configuration_skips_pods_of_excluded_namespaces() {
 
 #[test]
 fn the_previous_result_is_returned_unchanged() {
-    let sandbox = Sandbox::new("previous");
-    let netns = sandbox.path();
+    let sandbox = Pod::new();
+    let netns = sandbox.netns().display().to_string();
     let changed = [("CNI_CONTAINERID", "protocol-previous"), ("CNI_NETNS", netns.as_str())];
     let previous = json!({
         "own": {"z": 1, "a": null},
@@ -390,8 +369,8 @@ fn the_previous_result_is_returned_unchanged() {
 
 #[test]
 fn excluded_containers_need_facts_and_a_pod() {
-    let sandbox = Sandbox::new("containers");
-    let netns = sandbox.path();
+    let sandbox = Pod::new();
+    let netns = sandbox.netns().display().to_string();
     let with = |args| [("CNI_CONTAINERID", "protocol-containers"), ("CNI_NETNS", netns.as_str()), ("CNI_ARGS", args)];
     let pod = with("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=p");
     let chain = json!([{"type": "container-exclude", "containers": ["init-containers"]}]);

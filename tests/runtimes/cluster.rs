@@ -96,13 +96,6 @@ impl Cluster {
         started["status"] = json!({"phase": "Running", "podIPs": [{"ip": sandbox.address()}]});
         self.api.put(PODS, &started);
     }
-
-    /// The messages of Events with this reason.
-    pub(crate) fn events(&self, reason: &str) -> Vec<String> {
-        let bodies = self.api.bodies();
-        let events = bodies.iter().filter(|body| body["reason"] == reason);
-        events.filter_map(|event| event["message"].as_str().or(event["note"].as_str())).map(str::to_owned).collect()
-    }
 }
 
 /// The binary: the release build of hack/e2e.sh or, as fallback, that of `cargo test`.

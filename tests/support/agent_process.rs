@@ -134,11 +134,6 @@ impl Agent {
         assert_eq!(status, WaitStatus::Stopped(self.id(), Signal::SIGSTOP));
     }
 
-    /// Continues the process.
-    pub(crate) fn resume(&self) {
-        kill(self.id(), Signal::SIGCONT).expect("it is there");
-    }
-
     pub(crate) fn id(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.process.0.id()).expect("an id"))
     }

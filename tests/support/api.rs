@@ -46,8 +46,7 @@ impl Api {
     pub(crate) fn start() -> Self {
         let state = Arc::<Mutex<State>>::default();
         let shared = Arc::clone(&state);
-        let server =
-            Server::plain(move |request| answer(&mut shared.lock().expect("no panic while locked"), request));
+        let server = Server::plain(move |request| answer(&mut shared.lock().expect("no panic while locked"), request));
         Self { address: server.address, server, state }
     }
 

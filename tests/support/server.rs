@@ -65,8 +65,7 @@ impl Server {
     fn start(tls: Option<Arc<ServerConfig>>, script: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
-        let server =
-            Self { address, requests: Arc::default(), connections: Arc::default(), script: Arc::new(script) };
+        let server = Self { address, requests: Arc::default(), connections: Arc::default(), script: Arc::new(script) };
         server.serve(listener, tls);
         server
     }

@@ -5,7 +5,7 @@ use crate::boot::api::Api;
 use crate::boot::pod::Pod;
 use crate::boot::scene::{Kind, Scene, api, call, has_rules, is_redirected, starts, waits};
 use nix::sys::signal::Signal;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::thread;

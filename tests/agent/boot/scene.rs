@@ -148,7 +148,9 @@ impl Scene {
         thread::scope(|scope| {
             for kind in Kind::waiting() {
                 let conf = &conf;
-                scope.spawn(move || drop(waits(&kind, conf, code, parts)));
+                scope.spawn(move || {
+                    waits(&kind, conf, code, parts);
+                });
             }
             for kind in Kind::starting() {
                 let conf = &conf;
