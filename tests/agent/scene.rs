@@ -54,7 +54,7 @@ impl Scene {
 
     /// The same with more arguments.
     pub(crate) fn agent_with(&self, name: &str, more: &[&str]) -> Agent {
-        Agent::on_openshift(name, &self.root, &self.api.url(), more)
+        Agent::on_node(name, &self.root, &self.api.url(), &[&["--platform=openshift"], more].concat())
     }
 
     /// An attachment's configuration with the agent's socket and the API.

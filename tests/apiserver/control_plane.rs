@@ -1,6 +1,7 @@
 //! Processes of etcd and kube-apiserver. The tests share them one after the other: each one finds a new cluster.
 
 use crate::client::Client;
+use crate::support::program::built;
 use crate::support::wait::until;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -149,7 +150,7 @@ impl Servers {
     /// Starts the API server on what etcd has.
     pub(crate) fn start_api(&self) {
         let file = |name: &str| self.files.join(name).display().to_string();
-        let mut api = Command::new(program());
+        let mut api = Command::new(built("kube-apiserver"));
         api.args([
             format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
             format!("--secure-port={}", self.port),
@@ -266,14 +267,6 @@ fn end(process: &mut Child) {
 
 fn base64(text: &str) -> Value {
     serde_json::to_value(k8s_openapi::ByteString(text.as_bytes().to_vec())).expect("base64")
-}
-
-/// hack/test.sh builds it.
-fn program() -> PathBuf {
-    let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
-    let program = tools.join("kube-apiserver");
-    assert!(program.exists(), "{} is needed: hack/test.sh --test apiserver builds it", program.display());
-    program
 }
 
 fn log(directory: &Path, name: &str) -> File {

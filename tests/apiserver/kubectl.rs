@@ -5,7 +5,7 @@ use crate::control_plane::ControlPlane;
 use crate::node::{Kubelet, NAME, Node, meshed_pod, on_a_node};
 use crate::shipped::{NAMESPACE, apply, chart, cluster_with, manifests, objects, of_kind};
 use crate::support::netns_pod::Pod;
-use crate::support::program::write_executable;
+use crate::support::program::{built, write_executable};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -80,9 +80,9 @@ impl Machine {
     fn run(&self, program: &Path, arguments: &[&str], kubeconfig: &str) -> Run {
         let mut command = Command::new(program);
         command.args(arguments).env_clear().env("KUBECONFIG", self.directory.join(kubeconfig));
-        let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
-        assert!(tools.join("kubectl").exists(), "{}: hack/test.sh --test apiserver builds kubectl", tools.display());
-        let path = format!("{}:{}:/usr/bin:/bin", self.directory.display(), tools.display());
+        let kubectl = built("kubectl");
+        let tools = kubectl.parent().expect("a directory").display();
+        let path = format!("{}:{tools}:/usr/bin:/bin", self.directory.display());
         command.env("PATH", path).env("HOME", &self.directory).env("COLUMNS", "10000");
         let output = command.output().unwrap_or_else(|error| panic!("{}: {error}", program.display()));
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
@@ -461,7 +461,7 @@ fn check_summarizes_all_nodes() {
         assert_eq!(one.code, Some(0), "{one:?}");
 
         // As the plugin of kubectl itself, and with several kubeconfigs, of which one is missing.
-        let kubectl = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("kubectl");
+        let kubectl = built("kubectl");
         let other = machine.write("other", &json!({"current-context": "none", "contexts": []}).to_string());
         let kubeconfigs = format!("missing:{}:{other}", machine.directory.join("kubeconfig").display());
         let through = machine.run(&kubectl, &["detour", "check", "--node", "windows-1"], &kubeconfigs);

@@ -5,11 +5,11 @@ use crate::client::Client;
 use crate::control_plane::ControlPlane;
 use crate::releases::{Helm, definition_of};
 use crate::shipped::{apply, established, objects, prepare};
-use crate::support::program::write_executable;
+use crate::support::program::{built, write_executable};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 const GUIDE: &str = include_str!("../../docs/openshift.md");
@@ -38,14 +38,12 @@ impl Cluster {
         apply(&admin, &[json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "worker-0"}})]);
         let programs = plane.directory.join("programs");
         fs::create_dir_all(&programs).expect("writable");
-        let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
         for (name, program) in [
-            ("oc", tools.join("kubectl")),
-            ("kubectl", tools.join("kubectl")),
-            ("helm", tools.join("helm")),
+            ("oc", built("kubectl")),
+            ("kubectl", built("kubectl")),
+            ("helm", built("helm")),
             ("detour", env!("CARGO_BIN_EXE_detour").into()),
         ] {
-            assert!(program.exists(), "{} is needed: hack/test.sh --test apiserver builds it", program.display());
             symlink(program, programs.join(name)).expect("writable");
         }
         Self { admin, helm: Helm::new(&plane), kubeconfig: plane.kubeconfig(), programs, plane }
@@ -155,10 +153,7 @@ fn istio_cni() -> Value {
 fn istio_chart() -> PathBuf {
     let go_mod = include_str!("../injector/go.mod");
     let version = go_mod.lines().find_map(|line| line.trim().strip_prefix("istio.io/istio ")).expect("required");
-    let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
-    let chart = tools.join(format!("istio-charts-{version}/istio-cni"));
-    assert!(chart.exists(), "{} is needed: hack/test.sh --test apiserver downloads it", chart.display());
-    chart
+    built(&format!("istio-charts-{version}/istio-cni"))
 }
 
 /// Returns the code blocks in a language below a heading, up to the next heading, without the indentation of lists.

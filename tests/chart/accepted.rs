@@ -1,7 +1,7 @@
 //! Values that the chart accepts. Each value of `values.yaml` has an effect.
 
 use crate::helm::{
-    DEFAULT, agent, leaves, merged, nested, notes, objects, of_kind, parsed, render, render_with, table, values,
+    DEFAULT, agent, leaves, merged, nested, notes, objects, objects_in, of_kind, render, render_with, table, values,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -118,7 +118,7 @@ fn nodes_get_the_taint_at_their_creation_where_agents_run_and_the_api_exists() {
         let api = format!("admissionregistration.k8s.io/{version}");
         let (beta, kind) = ("admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy", "MutatingAdmissionPolicy");
         let served = ["--kube-version", "1.35.0", "--api-versions", beta, "--api-versions", &format!("{api}/{kind}")];
-        let objects = parsed(&render_with(&values.to_string(), &served).expect("rendered"));
+        let objects = objects_in(&render_with(&values.to_string(), &served).expect("rendered"));
         let pod = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
         let (policy, binding) = (of_kind(&objects, kind), of_kind(&objects, "MutatingAdmissionPolicyBinding"));
         assert_eq!((&policy["apiVersion"], &binding["apiVersion"]), (&json!(api), &json!(api)));

@@ -1,6 +1,6 @@
 //! `livePolicy`: the flag of the agent, and the capabilities and mounts to enter pods' network namespaces.
 
-use crate::helm::{agent, flag, merged, notes, parsed, render_file};
+use crate::helm::{agent, flag, merged, notes, objects_in, render_file};
 use serde_json::{Value, json};
 
 fn given(values: &Value) -> String {
@@ -80,7 +80,7 @@ fn only_an_explicit_value_gives_an_agent_without_repairs_what_it_needs_to_enter_
             ("{repair: {enabled: false}, livePolicy: on}", true),
             ("{repair: {enabled: false}, containerExclusion: {enabled: true}}", true),
         ] {
-            let objects = parsed(&render_file(values, version).expect(values));
+            let objects = objects_in(&render_file(values, version).expect(values));
             assert_eq!(enters_pods(&objects), wanted, "{version}: {values}");
         }
     }

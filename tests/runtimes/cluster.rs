@@ -2,7 +2,7 @@
 
 use crate::api::{Api, NAMESPACES, PODS};
 use crate::node::{Node, until};
-use crate::pod::{Pod, Sandbox};
+use crate::pod::Pod;
 use crate::program::program;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{Shutdown, shutdown};
@@ -88,13 +88,6 @@ impl Cluster {
 
     pub(crate) fn has(&self, pod: &Pod) {
         self.api.put(PODS, &pod.manifest());
-    }
-
-    /// The kubelet reports that the pod's sandbox is complete.
-    pub(crate) fn has_started(&self, pod: &Pod, sandbox: &Sandbox<'_>) {
-        let mut started = pod.manifest();
-        started["status"] = json!({"phase": "Running", "podIPs": [{"ip": sandbox.address()}]});
-        self.api.put(PODS, &started);
     }
 }
 

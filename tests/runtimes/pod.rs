@@ -183,16 +183,6 @@ impl Sandbox<'_> {
         self.node.ok(&[&["nsenter", &format!("--net={netns}"), "--"], command].concat())
     }
 
-    /// The runtime's description of the sandbox.
-    pub(crate) fn inspect(&self) -> Value {
-        serde_json::from_str(&self.node.ok(&["crictl", "inspectp", &self.id])).expect("JSON")
-    }
-
-    /// The pod's IPv4 address.
-    pub(crate) fn address(&self) -> Value {
-        self.inspect()["status"]["network"]["ip"].clone()
-    }
-
     /// The path of the network namespace on the node.
     pub(crate) fn netns(&self) -> String {
         let answer = self.node.asked(json!({"op": "netns", "sandbox": self.id}));

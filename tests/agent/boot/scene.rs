@@ -137,7 +137,7 @@ impl Scene {
 
     /// Starts an agent in a pod of this name.
     pub(crate) fn agent(&self, pod: &str) -> Agent {
-        Agent::on_openshift(pod, &self.root, &self.api.url(), &[])
+        Agent::on_node(pod, &self.root, &self.api.url(), &["--platform=openshift"])
     }
 
     /// Checks each kind of pod: those that need facts fail with this code and a message that contains `parts`, and leave
@@ -203,10 +203,11 @@ pub(crate) fn starts(kind: &Kind, conf: &Value) -> String {
 pub(crate) fn api(with_annotation: bool) -> Api {
     let api = Api::start();
     api.put(NAMESPACES, &json!({"metadata": {"name": "shop"}}));
-    let annotations = if with_annotation { json!({"sidecar.istio.io/status": "{}"}) } else { json!({}) };
-    let metadata = json!({"name": "web-0", "namespace": "shop", "uid": "uid-1", "annotations": annotations});
-    let containers = json!([{"name": "app"}, {"name": "istio-proxy", "args": ["proxy", "sidecar"]}]);
-    api.put(PODS, &json!({"metadata": metadata, "spec": {"nodeName": "node-1", "containers": containers}}));
+    let mut pod = crate::scene::pod("uid-1");
+    if !with_annotation {
+        pod["metadata"]["annotations"] = json!({});
+    }
+    api.put(PODS, &pod);
     api
 }
 

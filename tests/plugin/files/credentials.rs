@@ -175,14 +175,8 @@ fn the_plugin_does_not_wait_for_fifos() {
     let file = node.kubeconfig("kubeconfig", "https://192.0.2.1", json!({"certificate-authority": fifo}), &json!({}));
     let (code, message) = refusal(&call("ADD", &json!({"kubernetes": {"kubeconfig": file}})));
     assert!(code == 7 && message.contains("certificate-authority") && message.contains(FIFO), "{message}");
-}
-
-#[test]
-fn saved_state_is_not_read_from_fifos() {
-    let node = Node::new();
     node.fifo("state/files-test/n@net1.json");
-    let conf = json!({"clusterNetwork": "net", "confDir": node.path("net.d"), "cniDir": node.path("state")});
-    let message = printed(&call("DEL", &conf));
+    let message = printed(&call("DEL", &primary("net".into())));
     assert!(message.contains("n@net1.json") && message.contains(FIFO), "{message}");
 }
 

@@ -228,21 +228,19 @@ fn plain(network: &str) -> String {
     )
 }
 
-/// Adds a pod that selects these networks, named `one` and `two`.
-fn added(selections: &Value) -> Result<(Node, Value), String> {
+/// Adds a pod that selects these networks, named `one` and `two`. Returns the result with the addresses of all.
+fn added(selections: &Value) -> (Node, Value) {
     let node =
         Node::with(Recorders::new().with("first", &plain("10")).with("one", &plain("11")).with("two", &plain("12")));
     for name in ["one", "two"] {
         node.definition("shop", name, &json!({"cniVersion": "1.0.0", "type": name}));
     }
     node.pod_selects(&selections.to_string());
-    let conf = node.conf(&json!({"cniVersion": "1.0.0", "name": "cluster", "type": "first"}), &json!({}));
-    let output = node.call("ADD", &conf);
-    if !output.success {
-        return Err(format!("{output:?}"));
-    }
+    let first = json!({"cniVersion": "1.0.0", "name": "cluster", "type": "first"});
+    let conf = node.conf(&first, &json!({"merge_addresses": true}));
+    let result = node.done("ADD", &conf);
     node.done("CHECK", &conf);
-    Ok((node, output.stdout))
+    (node, result)
 }
 
 /// Returns the default routes of both families, each as gateway and interface.
@@ -269,8 +267,12 @@ fn the_gateways_of_selections_replace_the_default_routes_of_plugins() {
         (json!([]), Value::Null, [none.to_vec(), none.to_vec()]),
     ] {
         let selections = json!([{"name": "one", "default-route": one}, {"name": "two", "default-route": two}]);
-        let (node, result) = added(&selections).expect("added");
+        let (node, result) = added(&selections);
         assert_eq!(routes(&node), wanted, "{selections}");
+        let text = node.pod.run(&["ip", "-4", "route", "show", "default"]);
+        assert_eq!(text.matches("proto static").count(), wanted[0].len(), "{text}");
+        let addresses = result["ips"].as_array().expect("a list").iter().map(|ip| ip["interface"].clone());
+        assert_eq!(addresses.collect::<Value>(), json!([0, 0, 1, 1, 2, 2]), "each points to its own interface");
         assert_eq!(result["routes"], Value::Null, "the default network's have gone: {selections}");
     }
 }
@@ -297,12 +299,6 @@ fn a_network_without_a_device_has_no_default_route_to_remove() {
     node.pod_selects(&json!([{"name": "one"}, {"name": "dpdk", "default-route": ["10.11.0.254"]}]).to_string());
     let (code, text) = node.refused("ADD", &conf);
     assert!(code == 102 && text.contains("can't replace the default route of net2: ENODEV"), "{code} {text}");
-}
-
-#[test]
-fn without_the_key_a_second_default_route_fails_in_the_plugin() {
-    let error = added(&json!([{"name": "one"}])).map(drop).expect_err("refused");
-    assert!(error.contains("File exists"), "{error}");
 }
 
 /// Returns the default routes that remain of those in `routes`, which use the default network's interface and another
