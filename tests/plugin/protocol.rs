@@ -1,6 +1,7 @@
 //! The CNI protocol of the binary: environment and stdin, stdout, stderr and the exit code. Messages and codes are
 //! those of the reference library (`pkg/skel`).
 
+use crate::support::directory::Directory;
 use crate::support::netns_pod::Pod;
 use serde_json::{Value, json};
 use std::fs::File;
@@ -173,8 +174,7 @@ fn the_error_for_an_invalid_configuration_has_its_version() {
 
 #[test]
 fn the_name_of_the_binary_replaces_a_missing_type() {
-    let directory = std::env::temp_dir().join(format!("protocol-test-{}", std::process::id()));
-    std::fs::create_dir(&directory).expect("a directory");
+    let directory = Directory::new("protocol");
     let status_as = |name: &str| {
         let link = directory.join(name);
         std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_detour"), &link).expect("a link");
@@ -183,7 +183,6 @@ fn the_name_of_the_binary_replaces_a_missing_type() {
         plugin.stdin(pipe(r#"{"cniVersion":"1.1.0","name":"n"}"#)).output().expect("it starts")
     };
     let (known, unknown) = (status_as("excludedns"), status_as("renamed"));
-    std::fs::remove_dir_all(&directory).expect("the directory goes");
     silent(&known);
     let (code, msg) = refusal(&unknown);
     assert!(code == 7 && msg.starts_with("type: "), "{msg}");
@@ -254,16 +253,15 @@ fn number_and_length_of_log_lines_are_limited() {
 
 #[test]
 fn log_lines_are_written_to_stderr_and_to_the_file() {
-    let file = Path::new("/var/log").join(format!("detour-protocol-test-{}.log", std::process::id()));
+    let logs = Directory::below(Path::new("/var/log"), "protocol");
+    let file = logs.join("log");
     let stdin = json!({
         "cniVersion": "1.1.0", "name": "n", "type": "detour", "log_file": file, "kubernetes": {"odd": 1},
         "exclude_namespaces": "kube-system",
     });
     let own = ("CNI_NETNS", "/proc/self/ns/net");
     let outputs = [call("ADD", &[own], &stdin.to_string()), call("ADD", &[own], &stdin.to_string())];
-    let logged = std::fs::read_to_string(&file);
-    std::fs::remove_file(&file).expect("the file goes");
-    let logged = logged.expect("the file is there");
+    let logged = std::fs::read_to_string(&file).expect("the file is there");
     let stderr: String = outputs.iter().map(|output| String::from_utf8_lossy(&output.stderr)).collect();
     assert_eq!(logged, stderr);
     let warning = logged.lines().find(|line| line.contains(" level=warn ")).expect("a warning");

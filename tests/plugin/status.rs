@@ -3,6 +3,7 @@
 
 use crate::support::api::kubeconfig_of;
 use crate::support::called::{plugin, start};
+use crate::support::delegate_pod::with;
 use crate::support::directory::Directory;
 use crate::support::program::write_executable;
 use detour_cni::plugin;
@@ -161,8 +162,7 @@ fn faults_that_the_agent_repairs_do_not_fail_status() {
             let mut kubernetes = agent.clone();
             kubernetes["kubeconfig"] = json!(kubeconfig);
             for more in [json!({}), json!({"clusterNetwork": "ovn", "confDir": "/no/such/directory"})] {
-                let mut conf = json!({"kubernetes": kubernetes});
-                conf.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+                let conf = with(json!({"kubernetes": kubernetes}), &more);
                 assert_eq!(status(conf.clone()), (Some(0), String::new()), "{conf}");
             }
         }
@@ -298,7 +298,7 @@ fn a_full_stderr_does_not_delay_the_answer() {
 
 #[test]
 fn relaying_stderr_of_a_delegate_does_not_delay_the_answer() {
-    let directory = directory("noisy");
+    let directory = Directory::new("noisy");
     let program = directory.join("noisy");
     write_executable(
         &program,
@@ -311,10 +311,6 @@ fn relaying_stderr_of_a_delegate_does_not_delay_the_answer() {
     process.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes()).expect("written");
     let (status, _) = end(&mut process);
     assert!(status.success(), "{:?}", error(&mut process));
-}
-
-fn directory(name: &str) -> Directory {
-    Directory::new(&format!("limits-{name}"))
 }
 
 /// Set in the process that panics, which ends it.

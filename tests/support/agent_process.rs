@@ -142,6 +142,10 @@ impl Agent {
         line.split("address=").nth(1).expect("the address").trim().to_owned()
     }
 
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.process.0.try_wait().expect("a child").is_some()
+    }
+
     /// Ends the agent with SIGTERM. Returns its exit status and its last log lines.
     pub(crate) fn ended(mut self) -> (ExitStatus, Vec<String>) {
         kill(self.id(), Signal::SIGTERM).expect("it is there");

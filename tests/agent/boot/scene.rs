@@ -4,6 +4,7 @@ use crate::boot::agent_process::Agent;
 use crate::boot::api::{Api, NAMESPACES, PODS};
 use crate::boot::pod::Pod;
 use crate::boot::private_node::{left_in_state, on_a_node_with};
+pub(crate) use crate::scene::is_redirected;
 use crate::support::api::kubeconfig_of;
 use crate::support::called::{Called, plugin};
 use crate::support::directory::Directory;
@@ -215,11 +216,6 @@ pub(crate) fn api(with_annotation: bool) -> Api {
 pub(crate) fn has_rules(pod: &Pod) -> bool {
     let rules = pod.tool("nft", &["list", "ruleset"], "");
     ["ISTIO_", "DETOUR_", "detour"].iter().any(|part| rules.contains(part))
-}
-
-/// Returns whether the pod's traffic is redirected.
-pub(crate) fn is_redirected(pod: &Pod) -> bool {
-    pod.tool("iptables-save", &["-t", "nat"], "").contains("--to-ports 15001")
 }
 
 /// Calls the plugin for a pod.

@@ -149,29 +149,6 @@ fn ends(command: &mut Command) -> Output {
 const OPENSHIFT: &str = "--platform=openshift";
 const STATE: &str = "host/var/lib/cni/detour";
 
-/// A log file of a test, removed when it is dropped.
-struct Log(PathBuf);
-
-impl Log {
-    fn new(name: &str) -> Self {
-        let path = Path::new("/var/log").join(format!("detour-files-{name}-{}", std::process::id()));
-        let log = Self(path);
-        log.remove();
-        log
-    }
-
-    fn remove(&self) {
-        let _ = fs::remove_dir_all(&self.0);
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
-impl Drop for Log {
-    fn drop(&mut self) {
-        self.remove();
-    }
-}
-
 /// Runs a call that logs a warning.
 fn logged(key: &str, file: &Path) -> Output {
     let mut conf = json!({"exclude_namespaces": "shop", "kubernetes": {"odd": 1}});
@@ -186,23 +163,23 @@ fn logged(key: &str, file: &Path) -> Output {
 fn an_invalid_log_file_is_not_written_and_the_call_succeeds() {
     let node = Node::new();
     let precious = node.file("precious", "as it was");
-    let (link, directory, hard, foreign) = (Log::new("link"), Log::new("dir"), Log::new("hard"), Log::new("foreign"));
-    symlink(&precious, &link.0).expect("linked");
-    symlink(&*node.root, &directory.0).expect("linked");
-    fs::write(&hard.0, "").expect("written");
-    fs::hard_link(&hard.0, hard.0.with_extension("second")).expect("linked");
-    let _second = Log(hard.0.with_extension("second"));
-    fs::write(&foreign.0, "").expect("written");
-    give_away(&foreign.0);
+    let logs = Directory::below(Path::new("/var/log"), "files");
+    let [link, directory, hard, foreign] = ["link", "directory", "hard", "foreign"].map(|name| logs.join(name));
+    symlink(&precious, &link).expect("linked");
+    symlink(&*node.root, &directory).expect("linked");
+    fs::write(&hard, "").expect("written");
+    fs::hard_link(&hard, hard.with_extension("second")).expect("linked");
+    fs::write(&foreign, "").expect("written");
+    give_away(&foreign);
     let up = Path::new("/var/log/../..").join(precious.strip_prefix("/").expect("absolute"));
     for (file, why) in [
         (precious.clone(), "expected a path below /var/log"),
         (up, "expected a path below /var/log"),
         (node.fifo("fifo"), "expected a path below /var/log"),
-        (link.0.clone(), "a symbolic link"),
-        (directory.0.join("precious"), "a symbolic link"),
-        (hard.0.clone(), "got 2 (hard links)"),
-        (foreign.0.clone(), "owned by UID 12345"),
+        (link, "a symbolic link"),
+        (directory.join("precious"), "a symbolic link"),
+        (hard.clone(), "got 2 (hard links)"),
+        (foreign.clone(), "owned by UID 12345"),
     ] {
         let output = logged("log_file", &file);
         succeeds(&output);
@@ -212,17 +189,16 @@ fn an_invalid_log_file_is_not_written_and_the_call_succeeds() {
         assert!(stderr.contains("kubernetes.odd"), "{stderr}");
     }
     assert_eq!(fs::read_to_string(&precious).expect("read"), "as it was");
-    for file in [&hard.0, &foreign.0] {
+    for file in [&hard, &foreign] {
         assert_eq!(fs::read_to_string(file).expect("read"), "", "{}", file.display());
     }
 }
 
 #[test]
 fn a_log_file_below_var_log_is_written() {
-    let log = Log::new("fine");
-    fs::create_dir(&log.0).expect("made");
+    let logs = Directory::below(Path::new("/var/log"), "files");
     for key in ["log_file", "logFile"] {
-        let file = log.0.join(key);
+        let file = logs.join(key);
         logged(key, &file);
         assert!(fs::read_to_string(&file).expect("read").contains("kubernetes.odd"));
         assert_eq!(fs::metadata(&file).expect("there").mode() & 0o137, 0);
