@@ -57,8 +57,8 @@ pub(super) fn examine_networks(
     let (Some(subject), Some(Ok(selections))) = (subject, selected) else { return };
     let definitions = source.map(|source| selected_definitions(&subject.facts.pod, source)).unwrap_or_default();
     for (one, SelectedNetwork { name, leads_to }) in selections.elements.into_iter().zip(&subject.selected) {
-        let (namespace, definition) = (one.namespace.clone(), one.name.clone());
-        let found = definitions.get(&ObjectRef { namespace: one.namespace, name: one.name });
+        let ObjectRef { namespace, name: definition } = &one.object;
+        let found = definitions.get(&one.object);
         let verdict = match found {
             Some(Lookup::Found(_)) => CheckVerdict::pass(name),
             Some(Lookup::Missing(_)) => CheckVerdict::fail(
