@@ -90,7 +90,8 @@ fn in_each_state(test: impl Fn(&Scene, u64, &str) + Sync) {
     let server = Server::plain(|_| Answer::text(401, "expired"));
     let of = |url: String| move |scene: &Scene| scene.write_kubeconfig(&json!({"server": url}));
     let (closed, expired) = (of(format!("http://{}", closed_port())), of(server.http()));
-    let states: [(&(dyn Fn(&Scene) + Sync), u64, &str); 4] = [
+    type State<'a> = (&'a (dyn Fn(&Scene) + Sync), u64, &'a str);
+    let states: [State<'_>; 4] = [
         (&closed, 11, "no usable answer"),
         (&expired, 101, "the credentials in"),
         (&|_| (), 11, "is not written yet"),
