@@ -9,7 +9,7 @@ use crate::cluster::agent::{BypassingContainer, ContainersStatus, excluded_conta
 use crate::firewall::{ContainerElement, container_elements};
 use crate::host_path::HostRoot;
 use crate::inspect::elements::{ElementLine, scope_text};
-use crate::inspect::explain::{Explained, Explanation, NOT_IN_CHAIN, Warning};
+use crate::inspect::explain::{Explanation, NOT_IN_CHAIN, Warning};
 use crate::inspect::rules::{LOCK_TIMEOUT, LiveRules, RulesReport};
 use crate::inspect::subject::AppliedConf;
 use crate::inspect::terminal::first_of;
@@ -37,7 +37,7 @@ const DIFFERENT: &str = "the agent corrects it within 3 s; if it does not, see t
 pub(super) struct CheckedPod {
     pub(super) found: Option<FoundNetns>,
     /// What an ADD would do now.
-    pub(super) explained: Option<Explained>,
+    pub(super) explained: Option<Explanation>,
     pub(super) live: Option<(LiveRules, RulesReport)>,
 }
 
@@ -57,7 +57,7 @@ impl CheckedPod {
 
     /// Returns the verdict for an exclusion that the plugin ignores.
     fn ignored(&self) -> Option<CheckVerdict> {
-        let Explanation { warnings, notes, .. } = &self.explained.as_ref()?.explanation;
+        let Explanation { warnings, notes, .. } = self.explained.as_ref()?;
         let is_about = |text: &str| text.contains(EXCLUDE_CONTAINERS);
         if let Some(Warning { what, next, .. }) =
             warnings.iter().find(|one| one.code == NOT_IN_CHAIN && is_about(&one.what))

@@ -8,13 +8,13 @@ use super::report::{CheckTarget, CheckVerdict, Results};
 use crate::cluster::{Api, Cluster, Definitions, Lookup, ObjectRef};
 use crate::cni::{NetConf, OWN_TYPES};
 use crate::host_path::HostPath;
-use crate::inspect::explain::{Explained, explain};
+use crate::inspect::explain::{Explanation, explain};
 use crate::inspect::selected::{NetworkLead, SelectedNetwork, selected_definitions};
 use crate::inspect::subject::{AppliedConf, Subject};
 use crate::inspect::terminal::{counted, joined};
 use crate::pod::well_known::INIT_CONTAINER;
 use crate::pod::{Facts, PodRef};
-use crate::printable::{cut, without_passwords, without_tokens, without_userinfo};
+use crate::printable::{cut, without_passwords, without_secrets};
 use crate::{logging, networks, trusted_file};
 use k8s_openapi::api::core::v1::Event;
 use rustix::fs::OFlags;
@@ -57,8 +57,8 @@ pub(super) fn examine_networks(
     let (Some(subject), Some(Ok(selections))) = (subject, selected) else { return };
     let definitions = source.map(|source| selected_definitions(&subject.facts.pod, source)).unwrap_or_default();
     for (one, SelectedNetwork { name, leads_to }) in selections.elements.into_iter().zip(&subject.selected) {
-        let (namespace, definition) = (one.namespace.clone(), one.name.clone());
-        let found = definitions.get(&ObjectRef { namespace: one.namespace, name: one.name });
+        let ObjectRef { namespace, name: definition } = &one.object;
+        let found = definitions.get(&one.object);
         let verdict = match found {
             Some(Lookup::Found(_)) => CheckVerdict::pass(name),
             Some(Lookup::Missing(_)) => CheckVerdict::fail(
@@ -127,7 +127,7 @@ fn attached(all: &[AppliedConf], subject: &Subject) -> Result<String, String> {
 }
 
 /// Checks whether the plugin runs for the pod, and the decision that an ADD would make. Returns the explanation.
-pub(super) fn examine(all: &[AppliedConf], subject: Option<&Subject>, results: &mut Results) -> Option<Explained> {
+pub(super) fn examine(all: &[AppliedConf], subject: Option<&Subject>, results: &mut Results) -> Option<Explanation> {
     let explained = subject.map(explain);
     let failed = |results: &Results, checks: &[&'static Check]| {
         checks.iter().find(|check| results.has_failed(check)).map(|check| format!("because {} failed", check.id))
@@ -155,9 +155,8 @@ pub(super) fn examine(all: &[AppliedConf], subject: Option<&Subject>, results: &
     explained.and_then(Result::ok)
 }
 
-fn decision(Subject { conf, facts, .. }: &Subject, Explained { explanation, policy }: &Explained) -> CheckVerdict {
-    let pod = &facts.pod;
-    let decision = &explanation.decision;
+fn decision(Subject { conf, facts, .. }: &Subject, explanation: &Explanation) -> CheckVerdict {
+    let (pod, Explanation { decision, policy, .. }) = (&facts.pod, explanation);
     let by_others = pod.all_containers().any(|container| container.name == INIT_CONTAINER);
     let warnings = match explanation.warnings.len() {
         0 => String::new(),
@@ -328,7 +327,7 @@ fn last_line_verdict(lines: &[&str], place: &str) -> CheckVerdict {
 /// Returns text of another program as one line, without secrets, because users share the report.
 fn shown(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    cut(&without_passwords(&without_tokens(&without_userinfo(&line))), MAX_LINE).into_owned()
+    cut(&without_passwords(&without_secrets(&line)), MAX_LINE).into_owned()
 }
 
 /// Reads the last part of a file.

@@ -12,5 +12,5 @@ pub(super) use evaluation::NOT_IN_CHAIN;
 pub(super) use exclusions::application_containers;
 pub use exclusions::{ExcludedContainer, ExcludedPart, ExcludedTraffic, InitContainer};
 pub use picture::picture;
-pub use report::{Explained, Explanation, NetworkReport, Proxy, explain, explained};
+pub use report::{Explanation, NetworkReport, Proxy, explain, explained};
 pub use settings::{ExplainedGuard, Setting};
