@@ -12,7 +12,7 @@ use crate::cluster::agent::ContainersStatus;
 use crate::host_path::{HostPath, HostRoot};
 use crate::pod::PodRef;
 use crate::state::{ROOT, Store};
-use sandbox::{Check, Sandbox, Tools, modified};
+use sandbox::{Check, Connection, Sandbox, Tools, modified};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
 use std::path::PathBuf;
@@ -35,14 +35,6 @@ type Question = (String, oneshot::Sender<ContainersStatus>);
 /// A running task. It ends with the last clone.
 #[derive(Debug, Clone)]
 pub(super) struct ExcludedContainers(mpsc::Sender<Question>);
-
-/// The connection to the runtime.
-enum Connection {
-    /// `why` is `None` until the first attempt to connect ends.
-    Disconnected { why: Option<String>, since: Instant },
-    /// Name and version of the runtime. All running containers are known.
-    Registered(String),
-}
 
 /// The state of the task.
 struct Task {

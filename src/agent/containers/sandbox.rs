@@ -1,7 +1,6 @@
 //! A pod sandbox: its containers as the runtime reports them, and the bypass of the excluded ones. A check reads from saved
 //! state which containers are excluded, finds their control groups, and updates the sets in the network namespace.
 
-use super::Connection;
 use crate::agent::metrics::Metrics;
 use crate::agent::nri::{NriContainer, START_TIMEOUT, Stage};
 use crate::agent::pod_reports::PodReports;
@@ -46,6 +45,14 @@ pub(super) struct Tools {
     pub(super) reports: PodReports,
     /// Gets the pods whose sets are missing; `None` if the agent does not repair pods.
     pub(super) damaged: Option<mpsc::Sender<PodRef>>,
+}
+
+/// The connection to the runtime.
+pub(super) enum Connection {
+    /// `why` is `None` until the first attempt to connect ends.
+    Disconnected { why: Option<String>, since: Instant },
+    /// Name and version of the runtime. All running containers are known.
+    Registered(String),
 }
 
 /// A pod sandbox.
