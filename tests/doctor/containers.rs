@@ -1,7 +1,7 @@
 //! Excluded containers: each test breaks one precondition of a bypass, with real control groups and real elements.
 
 use crate::compare;
-use crate::scene::{AGENT_CONTAINERS, POD, Plan, Scene, line, scene};
+use crate::scene::{AGENT_CONTAINERS, POD, Plan, Scene, scene};
 use crate::support::cgroup::{Cgroup, hierarchy};
 use detour_cni::cluster::agent::{BypassingContainer, ContainersStatus};
 use detour_cni::firewall::{ContainerElement, ContainerLabel, change_container_elements};
@@ -161,33 +161,6 @@ fn an_element_of_a_container_that_has_exited() {
 fn an_element_of_another_program() {
     play("containers-element-foreign", &["containers-bypass"], |scene, containers| {
         change(scene, &[], &[ContainerElement { container: None, ..containers.element("vault-agent-init") }]);
-    });
-}
-
-#[test]
-fn a_request_that_is_later_than_the_pod() {
-    play("containers-requested-later", &["containers-bypass"], |scene, _| {
-        scene.cluster.lock().expect("unpoisoned").annotate(ANNOTATION, "vault-agent-init,backup,web");
-    });
-}
-
-#[test]
-fn an_annotation_that_names_an_unknown_container() {
-    play("containers-unknown-name", &["containers-bypass"], |scene, _| {
-        scene.cluster.lock().expect("unpoisoned").annotate(ANNOTATION, "vault-agent-int,backup");
-    });
-}
-
-#[test]
-fn an_annotation_without_the_sub_plugin() {
-    let mut plan = Plan::new();
-    plan.cluster.annotate(ANNOTATION, "vault-agent-init");
-    scene(plan, |scene| {
-        let report = scene.report(&POD);
-        assert_eq!(outcomes(&report), [("containers-bypass".to_owned(), "fail".to_owned())]);
-        let (_, found, next) = line(&report, "containers-bypass");
-        assert!(found.ends_with("the sub-plugin chain has no container-exclude"), "{found}");
-        assert!(next.starts_with("add {\"type\": \"container-exclude\"} to the sub-plugin chain"), "{next}");
     });
 }
 
