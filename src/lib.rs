@@ -3,16 +3,17 @@
 //! redirected, and explains what it does.
 //!
 //! `docs/architecture.md` describes the data flow, the agent's threads, the state files and the netfilter tables. The
-//! first line of each file says what it contains.
+//! comment at the top of each file says what it contains.
 //!
 //! # Map
 //!
-//! A module imports only from rows below its own (`tests/layers.rs` enforces this).
+//! A module imports only from rows below its own, except for values (`tests/layers.rs` enforces this).
 //!
 //! | row | modules | responsibility |
 //! |---|---|---|
 //! | tests | `fuzzing` | targets of coverage-guided fuzzing; not part of the product |
-//! | entry points | `main` with `cli`, [`agent`], [`inspect`] | plugin or command line; the node agent: install, keep installed, serve facts, repair; explain, trace, rules, doctor |
+//! | the program | `main` with `cli` | plugin or command line |
+//! | entry points | [`agent`], [`inspect`] | the node agent: install, keep installed, serve facts, repair; explain, trace, rules, doctor, audit, validate |
 //! | CNI calls | [`plugin`] | ADD, DEL, CHECK, GC, STATUS: the order of steps |
 //! | policy and other plugins | [`sub_plugins`], [`delegate`] | pod facts and configuration → traffic policy (pure functions); other CNI plugins as child processes |
 //! | networks | [`networks`] | the annotation `k8s.v1.cni.cncf.io/networks`: selected networks, their definitions, network-status |

@@ -305,22 +305,3 @@ fn reachable<'a>(edges: &BTreeMap<&'a str, BTreeSet<&'a str>>, file: &str) -> BT
     }
     reached
 }
-
-/// Returns the words in backticks in the first columns of the tables below a heading.
-fn first_columns(page: &str, heading: &str) -> BTreeSet<String> {
-    let section = page.split(heading).nth(1).expect("a section").split("\n## ").next().expect("text");
-    let columns = section.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
-    columns.flat_map(|column| column.split('`').skip(1).step_by(2)).map(str::to_owned).collect()
-}
-
-#[test]
-fn the_table_of_dependencies_is_that_of_the_manifest() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let read = |name: &str| std::fs::read_to_string(root.join(name)).expect("readable");
-    let manifest = read("Cargo.toml");
-    let section = |name: &str| manifest.split(name).nth(1).expect("a section").split("\n[").next().expect("lines");
-    let lines = ["[dependencies]\n", "[dev-dependencies]\n"].into_iter().flat_map(|name| section(name).lines());
-    let names = lines.filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once(" = "));
-    let names: BTreeSet<String> = names.map(|(name, _)| name.to_owned()).collect();
-    assert_eq!(first_columns(&read("docs/architecture.md"), "\n## Dependencies\n"), names);
-}

@@ -7,7 +7,7 @@ use super::subject::SubjectArguments;
 use clap::Args;
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{RuleFormat, Ruleset, native, restore_text};
-use detour_cni::inspect::{Explained, explained, picture};
+use detour_cni::inspect::{Explanation, explained, picture};
 use detour_cni::policy::Ipv6;
 use detour_cni::printable::Text;
 use std::process::ExitCode;
@@ -56,18 +56,14 @@ pub(super) struct ExplainArguments {
 pub(super) fn run(arguments: &ExplainArguments) -> Result<CommandOutput, CommandError> {
     let needs_one = arguments.rules.is_some() || arguments.format.is_some();
     let subjects = arguments.subject.read_all(arguments.place.root()?, needs_one)?;
-    let of = |subject| {
-        let mut explained = explained(subject);
-        explained.explanation.all = arguments.all;
-        explained
-    };
+    let of = |subject| Explanation { all: arguments.all, ..explained(subject) };
     if let [subject] = &subjects[..] {
-        let explained = of(subject);
-        let add_fails = &explained.explanation.add_fails;
+        let explanation = of(subject);
+        let add_fails = &explanation.add_fails;
         let text = match (arguments.rules, &arguments.format) {
-            (Some(format), _) => rules(&explained, format),
-            (None, Some(_)) => picture(subject, &explained),
-            (None, None) => return arguments.output.render_verdict(&explained.explanation, add_fails.is_none()),
+            (Some(format), _) => rules(&explanation, format),
+            (None, Some(_)) => picture(subject, &explanation),
+            (None, None) => return arguments.output.render_verdict(&explanation, add_fails.is_none()),
         };
         let code = match add_fails {
             Some(cause) => {
@@ -77,18 +73,17 @@ pub(super) fn run(arguments: &ExplainArguments) -> Result<CommandOutput, Command
         };
         return Ok(CommandOutput { text: Text::lines(&text), code });
     }
-    let explanations: Vec<_> = subjects.iter().map(|subject| of(subject).explanation).collect();
+    let explanations: Vec<_> = subjects.iter().map(of).collect();
     let fine = explanations.iter().all(|one| one.add_fails.is_none());
     arguments.output.render_verdict(&explanations, fine)
 }
 
 /// Returns the rules as text, and prints a note about those that the text does not have.
-fn rules(Explained { explanation, policy }: &Explained, format: RuleFormat) -> String {
+fn rules(Explanation { pod, policy, decision, .. }: &Explanation, format: RuleFormat) -> String {
     let ipv6 = policy.redirect().map(|redirect| redirect.ipv6);
     let rules = Ruleset::of(policy, if ipv6 == Some(Ipv6::Off) { &[Family::Ip] } else { &Family::ALL });
-    let pod = &explanation.pod;
     if policy.is_empty() {
-        print_error(format_args!("pod {pod}: no rules: {}", explanation.decision), ExitCode::SUCCESS);
+        print_error(format_args!("pod {pod}: no rules: {decision}"), ExitCode::SUCCESS);
     } else if format == RuleFormat::Iptables && rules.excluded.is_some() {
         let what = "iptables shows only the redirection: exclusions are native nftables rules; use --rules nft";
         print_error(format_args!("pod {pod}: {what}"), ExitCode::SUCCESS);

@@ -4,7 +4,7 @@ use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{NetnsArguments, SubjectArguments, interface_of};
 use clap::{ArgGroup, Args};
 use detour_cni::firewall::{Destination, RulesetView, Sender};
-use detour_cni::inspect::{ExcludedSenders, Explained, SenderArgument, explained, planned_format};
+use detour_cni::inspect::{ExcludedSenders, SenderArgument, explained, planned_format};
 use detour_cni::pod::Pod;
 use detour_cni::sub_plugins::{bypasses_inbound, default_interface, own_addresses};
 use std::net::IpAddr;
@@ -89,14 +89,15 @@ pub(super) fn run(arguments: &TraceArguments) -> Result<CommandOutput, CommandEr
         false => {
             let subject = arguments.subject.read(root)?;
             let from = resolve(Some(&subject.facts.pod))?;
-            let Explained { explanation, policy } = explained(&subject);
+            let explanation = explained(&subject);
+            let policy = &explanation.policy;
             let given = &arguments.pod_ip;
             let own = if given.is_empty() { own_addresses(&subject.facts.pod) } else { given.clone() };
-            let mut view = RulesetView::of_policy(&policy, planned_format(&subject).format);
+            let mut view = RulesetView::of_policy(policy, planned_format(&subject).format);
             if policy.ambient && bypasses_inbound(&subject.facts.pod) {
                 view = view.without_ambient_inbound();
             }
-            let senders = ExcludedSenders::planned(&policy);
+            let senders = ExcludedSenders::planned(policy);
             let interface = arguments.interface.clone().unwrap_or_else(|| default_interface(&subject.facts.pod));
             let traced = senders.trace(&view, (from, container), to, &own, &interface);
             traced.planned(&subject, &explanation)

@@ -8,8 +8,8 @@ use crate::cni::{CniCommand, Document, Error, NetConf, NodeConf, PROGRAM, Reques
 use crate::firewall::rule::Family;
 use crate::firewall::{MAX_RULES, RuleFormat, Ruleset, max_rules};
 use crate::inspect::{
-    AppliedConf, ConfigurationOrigin, Explained, Explanation, Format, ManifestTexts, PodManifest, PodSelector, Screen,
-    Subject, explain, picture, render, validate_text,
+    AppliedConf, ConfigurationOrigin, Explanation, Format, ManifestTexts, PodManifest, PodSelector, Screen, Subject,
+    explain, picture, render, validate_text,
 };
 use crate::networks::{
     RunnableConfiguration, Selection, check_default_routes, default_network, interface_names, networks,
@@ -357,15 +357,15 @@ pub(super) fn manifests(input: &[u8]) {
 
 /// Explains a pod; its policy obeys all laws of policies.
 fn explained(subject: &Subject) {
-    let first = explain(subject);
-    let Explained { explanation, policy } = match &first {
-        Ok(explained) => explained,
-        Err(error) => return check_error(error),
+    let explanation = match explain(subject) {
+        Ok(explanation) => explanation,
+        Err(error) => return check_error(&error),
     };
+    let policy = &explanation.policy;
     assert_eq!(Ok(policy), explain(subject).as_ref().map(|again| &again.policy));
-    check_rendered(explanation);
+    check_rendered(&explanation);
     check_rendered(&Explanation { all: true, ..explanation.clone() });
-    check_printed(&crate::printable::lines(&picture(subject, first.as_ref().expect("explained"))));
+    check_printed(&crate::printable::lines(&picture(subject, &explanation)));
     if max_rules(policy) <= MAX_RULES / 8 {
         laws::check_format(&Ruleset::of(policy, &Family::ALL), RuleFormat::Nftables);
     }

@@ -218,7 +218,7 @@ mod tests {
         let applied = texts.iter().map(installed);
         let applied = applied.collect::<Result<Vec<_>, _>>().map_err(|error| error.msg)?;
         let subject = Subject::given(&applied, facts, Some(&objects)).map_err(|error| error.msg)?;
-        explain(&subject).map(|explained| explained.explanation).map_err(|error| error.msg)
+        explain(&subject).map_err(|error| error.msg)
     }
 
     fn attachment(name: &str, chain: &str) -> String {

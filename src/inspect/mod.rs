@@ -17,11 +17,11 @@ mod trace;
 mod validate;
 
 pub use crate::cni::configuration;
-pub use child::{ProgramOutput, run_program};
+pub use child::run_program;
 pub use elements::{ContainerSender, ContainerSets, ElementLine};
 pub use explain::{
-    ExcludedContainer, ExcludedPart, ExcludedTraffic, Explained, ExplainedGuard, Explanation, InitContainer,
-    NetworkReport, Proxy, Setting, Warning, explain, explained, picture,
+    ExcludedContainer, ExcludedPart, ExcludedTraffic, ExplainedGuard, Explanation, InitContainer, NetworkReport, Proxy,
+    Setting, Warning, explain, explained, picture,
 };
 pub use needless_exclusions::NeedlessExclusion;
 pub use nodes::{

@@ -68,7 +68,7 @@ pub(super) fn find(node: &str, api: &Api, configurations: &[AppliedConf]) -> Opt
         let Workload { kind, name } = scheduled.workload.clone().unwrap_or_else(of_itself);
         // If an ADD of the pod fails, it has no exclusions.
         let explained = Subject::given(configurations, facts.clone(), Some(api)).and_then(|subject| explain(&subject));
-        let containers = explained.map(|explained| explained.explanation.init_containers).unwrap_or_default();
+        let containers = explained.map(|explanation| explanation.init_containers).unwrap_or_default();
         let namespace = facts.pod.namespace;
         let of_container = move |container: InitContainer| NeedlessExclusion {
             namespace: namespace.clone(),

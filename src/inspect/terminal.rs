@@ -125,6 +125,13 @@ impl Screen {
         self.line(&[Cell::of(label), Cell::of(text).tone(tone)]);
     }
 
+    /// Writes why an ADD of a pod fails, if it does.
+    pub(super) fn failure(&mut self, cause: Option<&str>) {
+        if let Some(cause) = cause {
+            self.line(&[Cell::of("an ADD fails:").tone(Tone::Bad), Cell::of(cause)]);
+        }
+    }
+
     /// Writes a line of one cell.
     pub fn text(&mut self, text: impl AsRef<str>, tone: Tone) {
         self.line(&[Cell::of(text).tone(tone)]);

@@ -129,9 +129,7 @@ impl TextReport for Trace {
             Some(container) => format!("container {} ({sender})", container.name),
             None => sender,
         };
-        if let Some(cause) = &self.add_fails {
-            screen.line(&[Cell::of("an ADD fails:").tone(Tone::Bad), Cell::of(cause)]);
-        }
+        screen.failure(self.add_fails.as_deref());
         let via = if self.interface.is_empty() { String::new() } else { format!(" via {}", self.interface) };
         let is_bad = ["dropped", "rejected", "unknown"].contains(&&*self.arrives_at);
         let tone = if is_bad { Tone::Bad } else { Tone::Good };

@@ -1,6 +1,5 @@
 //! Netlink, the kernel's socket protocol (netlink(7)): attributes, messages, and a synchronous socket that talks
-//! only to the kernel. It knows neither firewall rules nor routes. docs/architecture.md contains the reasons for own code
-//! ("Dependencies").
+//! only to the kernel. It knows neither firewall rules nor routes.
 //!
 //! * `attributes`: writes and reads attributes
 //! * `message`: writes and reads messages

@@ -2,11 +2,12 @@
 
 use crate::cni::{Block, Code, Error, SUB_PLUGINS, excerpt};
 use crate::policy::{ContainerExclusion, Exclusion};
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 use std::fmt;
 
 /// A sub-plugin, which runs in this process. A block of any other `type` belongs to an executable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SubPlugin {
     /// `istio-redirect`: redirects a meshed pod's traffic to its sidecar.
     IstioRedirect,
@@ -54,7 +55,7 @@ impl SubPlugin {
 }
 
 /// Where a setting or an exclusion comes from, in ascending order of precedence.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SettingSource {
     /// Istio's default.
     Default,
@@ -96,6 +97,12 @@ impl fmt::Display for SettingSource {
     }
 }
 
+impl Serialize for SettingSource {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 /// The sources of everything in a [`super::ChainOutput`]'s policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Origins {
@@ -111,18 +118,21 @@ pub struct Origins {
 }
 
 /// A request of a pod or its namespace, and the bound that decides about it. `Display` shows one line.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct DecidedRequest {
-    /// Who requests it.
-    pub source: SettingSource,
-    /// The annotation or argument, for messages.
-    pub place: String,
     /// The item.
     pub item: String,
+    /// Who requests it.
+    pub source: SettingSource,
     /// Whether it is within the bounds.
+    #[serde(rename = "allowed")]
     pub permitted: bool,
     /// The bound that permits it, or those that do not.
+    #[serde(rename = "by")]
     pub bound: String,
+    /// The annotation or argument, for messages.
+    #[serde(skip)]
+    pub place: String,
 }
 
 impl DecidedRequest {

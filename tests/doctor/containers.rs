@@ -5,7 +5,7 @@ use crate::scene::{AGENT_CONTAINERS, POD, Plan, Scene, scene};
 use crate::support::cgroup::{Cgroup, hierarchy};
 use detour_cni::cluster::agent::{BypassingContainer, ContainersStatus};
 use detour_cni::firewall::{ContainerElement, ContainerLabel, change_container_elements};
-use detour_cni::inspect::audit::{AuditReport, Bypass};
+use detour_cni::inspect::audit::AuditReport;
 use detour_cni::policy::ContainerScope;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::{Value, json};
@@ -239,65 +239,32 @@ fn rules_lists_the_elements_with_their_paths_and_marks_foreign_ones() {
     });
 }
 
-fn audit(scene: &Scene, arguments: &[&str]) -> AuditReport {
-    let output = scene.command("audit", &[arguments, &["-o", "json"]].concat());
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"))
-}
-
-fn of_containers(report: &AuditReport) -> Vec<&Bypass> {
-    report.pods.iter().flat_map(|pod| &pod.bypasses).filter(|bypass| bypass.container.is_some()).collect()
-}
-
+/// `rules` lists the containers of a set; its rules have one counter for each level of control groups.
 #[test]
-fn audit_lists_excluded_containers_with_their_counters() {
+fn audit_lists_the_rules_of_excluded_containers_that_have_matched() {
     for dialect in ["iptables", "nftables"] {
         let mut plan = plan();
         plan.config["dialect"] = dialect.into();
         scene(plan, |scene| {
             let containers = Containers::new(scene);
+            let audit = |arguments: &[&str]| -> AuditReport {
+                let output = scene.command("audit", &[&["-o", "json"], arguments].concat());
+                serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"))
+            };
+            assert!(audit(&[]).pods.is_empty());
+            let unused = audit(&["--all"]).pods.remove(0).bypasses;
             // One packet of 60 bytes; a connection attempt would be repeated after a second.
             let send = "printf %032d 0 >/dev/udp/192.0.2.1/80";
-            let command = containers.backup.command("bash");
-            scene.netns.within(|| {
-                let mut command = command;
-                assert!(command.args(["-c", send]).status().expect("it starts").success());
-            });
-            let report = audit(scene, &[]);
-            let found = of_containers(&report);
-            let [init, backup] = [1, 0].map(|at| found[at]);
-            assert_eq!(found.len(), 2, "the set of both was counted: {report:#?}");
-            assert_eq!(backup.container.as_deref(), Some("backup"));
-            assert_eq!(
-                (backup.traffic.as_str(), backup.packets),
-                ("all outbound traffic of container backup", Some(1))
-            );
-            assert!(backup.bytes.is_some_and(|bytes| bytes >= 40), "{backup:?}");
-            assert_eq!(backup.source, "inet detour-exclusions DETOUR_OUTPUT");
-            assert_eq!(backup.note.as_deref(), Some("now; counted per set"));
-            assert_eq!(init.note.as_deref(), Some("not now; counted per set"));
+            let mut command = containers.backup.command("bash");
+            let sent = scene.netns.within(|| command.args(["-c", send]).status());
+            assert!(sent.expect("it starts").success());
+            let report = audit(&[]);
             assert!(report.is_clean(), "an exclusion: {report:#?}");
-            if dialect == "iptables" {
-                let text = String::from_utf8(scene.command("audit", &[]).stdout).expect("text");
-                compare("audit-containers", &text);
-            }
-
-            change(scene, &[], &[ContainerElement { container: None, ..containers.element("vault-agent-init") }]);
-            let report = audit(scene, &[]);
-            let first = &report.pods[0].bypasses[0];
-            let group = format!("all outbound traffic of control group {}", containers.init.id());
-            assert!(!report.is_clean() && first.by_other_program && first.traffic == group, "{report:#?}");
+            let [used] = &report.pods[0].bypasses[..] else { panic!("one rule: {report:#?}") };
+            assert_eq!((used.packets, used.source.as_str()), (Some(1), "inet detour-exclusions DETOUR_OUTPUT"));
+            assert!(used.bytes.is_some_and(|bytes| bytes >= 40), "{used:?}");
+            assert!(used.traffic.starts_with("socket cgroupv2 level ") && used.traffic.contains(" @excluded-all "));
+            assert!(unused.iter().any(|one| one.traffic == used.traffic && one.packets == Some(0)), "{unused:#?}");
         });
     }
-}
-
-#[test]
-fn a_container_that_bypasses_now_is_listed_before_its_first_packet() {
-    scene(plan(), |scene| {
-        let _containers = Containers::new(scene);
-        let names = |arguments: &[&str]| -> Vec<String> {
-            of_containers(&audit(scene, arguments)).iter().filter_map(|one| one.container.clone()).collect()
-        };
-        assert_eq!(names(&[]), ["backup"]);
-        assert_eq!(names(&["--all"]), ["backup", "vault-agent-init"]);
-    });
 }

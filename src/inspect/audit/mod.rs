@@ -7,7 +7,6 @@ pub(super) use report::verdict;
 pub use report::{AuditReport, AuditedPod, Bypass, CountedUnit};
 
 use super::doctor::{CheckTarget, node_setup};
-use super::elements::{ElementLine, TABLE, scope_text};
 use super::explain::explain;
 use super::rules::{LOCK_TIMEOUT, LiveRules, Mark, RuleLine, RulesReport};
 use super::subject::{AppliedConf, Subject};
@@ -15,7 +14,7 @@ use crate::cluster::{Api, ScheduledPod};
 use crate::cni::{Code, Error};
 use crate::firewall::native::EXCLUSIONS;
 use crate::firewall::rule::Family;
-use crate::firewall::{AmbientRedirection, Ruleset, RulesetView, set_name};
+use crate::firewall::{AmbientRedirection, Ruleset, RulesetView};
 use crate::netns::find::{FoundNetns, NodeSnapshot};
 use crate::plugin::netns_state::NetnsState;
 use crate::plugin::running::lacks_of_ambient;
@@ -118,7 +117,7 @@ impl Node<'_> {
         let subject = Subject::given(&self.configurations, facts, Some(self.api));
         let explained = match subject.and_then(|subject| explain(&subject)) {
             Err(error) => return format!("not redirected: an ADD of this pod would fail: {error}"),
-            Ok(explained) => explained.explanation,
+            Ok(explanation) => explanation,
         };
         let why = match explained.redirected {
             false if self.configurations.is_empty() => "no configuration on this node calls the plugin",
@@ -183,50 +182,15 @@ fn bypasses(live: &LiveRules, report: &RulesReport, all: bool) -> (Vec<Bypass>, 
     let is_exclusion = |line: &&RuleLine| {
         let is_usual = || usual.contains(&(line.table.clone(), line.chain.clone(), line.rule.clone()));
         let ends = ["RETURN", "return", "ACCEPT", "accept"].iter().any(|verdict| line.rule.ends_with(verdict));
-        let is_bypass = match line.table == TABLE {
-            true => line.chain == EXCLUSIONS && !line.rule.contains("cgroupv2"),
-            false => ends && !is_usual(),
-        };
+        let is_bypass = line.chain == EXCLUSIONS || (ends && !is_usual());
         line.mark == Mark::Fine && is_bypass && (all || line.packets.is_some_and(|packets| packets > 0))
     };
-    let rules = report.rules.iter().filter(is_exclusion).map(Bypass::of);
-    let mut own: Vec<Bypass> = rules.chain(containers(live, desired, report, all)).collect();
-    own.sort_by_key(|one| Reverse((one.by_other_program, one.packets)));
+    let mut own: Vec<Bypass> = report.rules.iter().filter(is_exclusion).map(Bypass::of).collect();
+    own.sort_by_key(|one| Reverse(one.packets));
     let mut bypasses: Vec<Bypass> = foreign.chain(own).collect();
     let left_out = bypasses.len().saturating_sub(MAX_BYPASSES);
     bypasses.truncate(MAX_BYPASSES);
     (bypasses, left_out)
-}
-
-/// Returns the excluded containers that bypass the sidecar now or have been counted, and the elements of other programs in
-/// their sets.
-fn containers(live: &LiveRules, desired: &NetnsState, report: &RulesReport, all: bool) -> Vec<Bypass> {
-    let lines = live.live.containers.iter().map(|element| ElementLine::of(element, Some(&desired.policy)));
-    let (foreign, elements): (Vec<_>, Vec<_>) = lines.partition(|line| line.foreign);
-    let by_others = foreign.into_iter().map(|line| Bypass {
-        traffic: format!("{} of control group {}", scope_text(line.scope), line.cgroup),
-        source: format!("an element of another program in the sets of table {TABLE}"),
-        by_other_program: true,
-        ..Bypass::default()
-    });
-    let excluded = desired.policy.containers.iter().filter_map(|exclusion| {
-        let (name, scope) = (exclusion.name.to_string(), exclusion.scope);
-        let is_now = elements.iter().any(|line| (line.scope, line.container.as_ref()) == (scope, Some(&name)));
-        let set = format!("@{} ", set_name(scope));
-        let rules = || report.rules.iter().filter(|line| line.chain == EXCLUSIONS && line.rule.contains(&set));
-        let sum = |of: fn(&RuleLine) -> Option<u64>| rules().filter_map(of).reduce(u64::saturating_add);
-        let packets = sum(|line| line.packets);
-        (all || is_now || packets.is_some_and(|packets| packets > 0)).then(|| Bypass {
-            traffic: format!("{} of container {name}", scope_text(scope)),
-            source: format!("{TABLE} {EXCLUSIONS}"),
-            packets,
-            bytes: sum(|line| line.bytes),
-            note: Some(format!("{}; counted per set", if is_now { "now" } else { "not now" })),
-            container: Some(name),
-            ..Bypass::default()
-        })
-    });
-    by_others.chain(excluded).collect()
 }
 
 /// Returns the rules that the pod would have without exclusions in the settings of its redirection.

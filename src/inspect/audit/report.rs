@@ -44,27 +44,20 @@ pub struct AuditedPod {
 /// Traffic of a redirected pod that bypasses the sidecar.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bypass {
-    /// The rule as `iptables-save` or `nft` prints it; of an excluded container, its traffic in words.
+    /// The rule as `iptables-save` or `nft` prints it.
     pub traffic: String,
-    /// The table and the netfilter chain of the rule; what lets traffic bypass the sidecar if that is another program.
+    /// The table and the netfilter chain of the rule; the rule itself if it is another program's.
     pub source: String,
-    /// What the rules counted, in the unit of `counts`; `None` if no rule counts this traffic.
+    /// What the rule counted, in the unit of `counts`.
     pub packets: Option<u64>,
     /// The bytes of these packets.
     pub bytes: Option<u64>,
     /// What `packets` and `bytes` count.
     #[serde(default)]
     pub counts: CountedUnit,
-    /// Whether an excluded container bypasses the sidecar now.
-    #[serde(default)]
-    pub note: Option<String>,
-    /// Whether a rule of another program before the redirection, or its element in a set of excluded containers, lets the
-    /// traffic bypass the sidecar.
+    /// Whether it is a rule of another program before the redirection.
     #[serde(default)]
     pub by_other_program: bool,
-    /// The excluded container.
-    #[serde(default)]
-    pub container: Option<String>,
 }
 
 /// What the counter of a rule counts.
@@ -149,15 +142,11 @@ impl Bypass {
             CountedUnit::Connections => "connection",
             CountedUnit::Packets => "packet",
         };
-        let note = self.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
+        let tone = if self.by_other_program { Tone::Bad } else { Tone::Notable };
         vec![
             Cell::of(self.packets.map_or_else(|| "-".to_owned(), |count| counted(count, unit))).tone(Tone::Strong),
             Cell::of(self.bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string())),
-            Cell::of(format!("{}{note}", self.traffic)).tone(if self.by_other_program {
-                Tone::Bad
-            } else {
-                Tone::Notable
-            }),
+            Cell::of(&self.traffic).tone(tone),
             Cell::of(&self.source).tone(Tone::Faint),
         ]
     }

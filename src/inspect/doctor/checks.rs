@@ -7,7 +7,7 @@ use crate::cluster::agent::PoliciesReport;
 use crate::cluster::{self, Api, Cluster, Lookup, ObjectRef};
 use crate::cni::{Error, Kubernetes, NetConf};
 use crate::host_path::HostPath;
-use crate::inspect::explain::Explained;
+use crate::inspect::explain::Explanation;
 use crate::inspect::rules::{LiveRules, RulesReport};
 use crate::inspect::subject::{AppliedConf, Subject};
 use crate::netns::find::FoundNetns;
@@ -151,7 +151,7 @@ pub(in crate::inspect) struct Findings<'a> {
     /// The definitions that the pod selects, as far as they can be read.
     pub(super) definitions: BTreeMap<ObjectRef, Lookup>,
     /// What an ADD of the pod would do now.
-    pub(super) explained: Option<Result<Explained, Error>>,
+    pub(super) explained: Option<Result<Explanation, Error>>,
     /// Where the pod is on this node; see [`Self::place`].
     place: OnceCell<Result<Option<FoundNetns>, Error>>,
     pub(super) live: Option<(LiveRules, RulesReport)>,
@@ -276,7 +276,7 @@ impl<'a> Findings<'a> {
 
     /// Returns the policy that an ADD would have now.
     pub(super) fn wanted(&self) -> Option<&Policy> {
-        self.explained.as_ref()?.as_ref().ok().map(|explained| &explained.policy)
+        self.explained.as_ref()?.as_ref().ok().map(|explanation| &explanation.policy)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::cluster::{KubeconfigSummary, Permission};
 use crate::cni::{Error, NetConf, NetworkStatus};
 use crate::firewall::RuleFormat;
 use crate::host_path::HostPath;
-use crate::inspect::child::{ProgramOutput, run_program};
+use crate::inspect::child::run_program;
 use crate::inspect::socket_lb;
 use crate::inspect::terminal::{first_of, joined};
 use crate::inspect::validate::kubeconfig_warning;
@@ -21,7 +21,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::Duration;
 use std::{fs, io};
 
@@ -164,7 +164,7 @@ const MAX_OUTPUT: u64 = 4 << 20;
 /// # Errors
 /// The program can't be started, fails, or exceeds the timeout.
 pub(super) fn output(command: &mut Command) -> Result<String, String> {
-    let ProgramOutput { stdout, status, .. } = run_program(command, MAX_OUTPUT, TIMEOUT)?;
+    let Output { stdout, status, .. } = run_program(command, MAX_OUTPUT, TIMEOUT)?;
     match status.success() || stdout.len() as u64 > MAX_OUTPUT {
         true => Ok(String::from_utf8_lossy(&stdout).into_owned()),
         false => Err(format!("failed ({status})")),

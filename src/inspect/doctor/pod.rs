@@ -8,7 +8,7 @@ use super::report::{CheckTarget, CheckVerdict, ReportLine};
 use crate::cluster::{Lookup, ObjectRef};
 use crate::cni::OWN_TYPES;
 use crate::host_path::HostPath;
-use crate::inspect::explain::{Explained, explain};
+use crate::inspect::explain::{Explanation, explain};
 use crate::inspect::selected::{NetworkLead, SelectedNetwork, selected_definitions};
 use crate::inspect::subject::Subject;
 use crate::inspect::terminal::{counted, joined};
@@ -167,9 +167,8 @@ pub(super) fn redirected(findings: &Findings<'_>) -> Option<CheckVerdict> {
     })
 }
 
-fn decision(Subject { facts, .. }: &Subject, Explained { explanation, policy }: &Explained) -> CheckVerdict {
-    let pod = &facts.pod;
-    let decision = &explanation.decision;
+fn decision(Subject { facts, .. }: &Subject, explanation: &Explanation) -> CheckVerdict {
+    let (pod, Explanation { decision, policy, .. }) = (&facts.pod, explanation);
     let by_others = pod.all_containers().any(|container| container.name == INIT_CONTAINER);
     let ignored = explanation.notes.iter().filter(|note| note.starts_with("warning: "));
     let warnings = match explanation.warnings.len() + ignored.count() {

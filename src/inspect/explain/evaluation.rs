@@ -125,41 +125,39 @@ impl<'a> Evaluation<'a> {
         let facts = (has_source || needs_facts).then_some(&subject.facts);
         let with_name = |error: Error| error.of_network(attachment);
         let mut output = evaluation::output(&conf.chain, conf, facts).map_err(with_name)?;
-        // `once`: without the network's name, so that the report has them once for all configurations.
-        let (mut notes, mut warnings, mut once) = (Vec::new(), Vec::new(), Vec::new());
         let of_network = |text: String| match attachment {
             Some(name) => format!("network {name}: {text}"),
             None => text,
         };
-        let mut warn = |code, what: String, next: &str| warnings.push(Warning::new(code, of_network(what), next));
+        // Without the network's name, so that the report has the first ones once for all configurations.
+        let (mut notes, mut warnings) = (Vec::new(), Vec::new());
         // The built-in configuration has no source.
-        if subject.origin.source != ConfigurationSource::BuiltIn {
-            if facts.is_none() {
+        if subject.origin.source != ConfigurationSource::BuiltIn && !has_source {
+            if needs_facts {
+                let next = "set kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir";
+                warnings.push(Warning::new(ADD_FAILS, "the configuration has no source of pod facts", next));
+            } else {
                 notes.push(of_network(WITHOUT_FACTS.to_owned()));
             }
-            if needs_facts && !has_source {
-                let next = "set kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir";
-                once.push(Warning::new(ADD_FAILS, "the configuration has no source of pod facts".to_owned(), next));
-            }
-        }
-        if let Some(request) = output.rejected(&conf.bounds) {
-            warn(ADD_FAILS, request.reason(), DecidedRequest::NEXT);
         }
         let is_iptables = conf.rule_format == Some(RuleFormat::Iptables) && output.policy.redirect().is_some();
         // xt_owner.c requires that the writer of a rule is in the user namespace of the network namespace.
         if is_iptables && pod.has_own_users {
             let what = "the pod has its own user namespace (hostUsers: false), in which the kernel refuses the redirection \
                         in format iptables";
-            once.push(Warning::new(ADD_FAILS, what.to_owned(), "set dialect to nftables, or remove it"));
+            warnings.push(Warning::new(ADD_FAILS, what, "set dialect to nftables, or remove it"));
         }
+        let rejected = output.rejected(&conf.bounds);
+        warnings.extend(
+            rejected.map(|request| Warning::new(ADD_FAILS, of_network(request.reason()), DecidedRequest::NEXT)),
+        );
         for Note { text, severity } in std::mem::take(&mut output.notes) {
             match (sub_plugins::missing_sub_plugin(&text), severity) {
-                (Some(next), _) => warn(NOT_IN_CHAIN, text, &next),
+                (Some(next), _) => warnings.push(Warning::new(NOT_IN_CHAIN, of_network(text), next)),
                 (None, Severity::Info) => notes.push(of_network(text)),
                 (None, Severity::Warning) => notes.push(of_network(format!("warning: {text}"))),
             }
         }
-        warnings.splice(0..0, once);
         Ok(Self { attachment, conf, result: Ok(output), warnings, notes })
     }
 

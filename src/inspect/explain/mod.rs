@@ -11,5 +11,5 @@ pub use crate::sub_plugins::Warning;
 pub(super) use exclusions::application_containers;
 pub use exclusions::{ExcludedContainer, ExcludedPart, ExcludedTraffic, InitContainer};
 pub use picture::picture;
-pub use report::{Explained, Explanation, NetworkReport, Proxy, explain, explained};
+pub use report::{Explanation, NetworkReport, Proxy, explain, explained};
 pub use settings::{ExplainedGuard, Setting};

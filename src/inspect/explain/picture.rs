@@ -2,7 +2,7 @@
 //! traffic through a port of the sidecar, traffic that bypasses the sidecar past it. Colors are classes in `picture.css`.
 
 use super::exclusions::{ContainerTraffic, ExcludedContainer, ExcludedPart, application_containers, grouped};
-use super::report::{Explained, Explanation};
+use super::report::Explanation;
 use crate::firewall::DNS_PROXY_PORT;
 use crate::inspect::elements::scope_text;
 use crate::inspect::subject::Subject;
@@ -60,8 +60,8 @@ struct Row {
 
 /// Draws an explanation as a self-contained SVG document.
 #[must_use]
-pub fn picture(subject: &Subject, Explained { explanation, policy }: &Explained) -> String {
-    let pod = &subject.facts.pod;
+pub fn picture(subject: &Subject, explanation: &Explanation) -> String {
+    let (pod, policy) = (&subject.facts.pod, &explanation.policy);
     let containers = application_containers(pod);
     let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == INIT_CONTAINER);
     let by_others = (policy.ambient || by_istio_init).then(|| captured_by_others(pod, policy));

@@ -58,39 +58,17 @@ pub struct Explanation {
     /// When the init containers run; empty if nothing redirects the pod's traffic.
     pub init_containers: Vec<InitContainer>,
     /// The requests of the pod and its namespace, each with the bound that decides about it.
-    pub requests: Vec<ExplainedRequest>,
+    pub requests: Vec<DecidedRequest>,
     /// Problems that the configuration or the pod will cause.
     pub warnings: Vec<Warning>,
     /// Further notes: those that an ADD would log, and what excluded containers require on the node.
     pub notes: Vec<String>,
+    /// The policy from which rules are made.
+    #[serde(skip)]
+    pub policy: Policy,
     /// Whether the text contains everything: all conditions, settings and requests, and long lists.
     #[serde(skip)]
     pub all: bool,
-}
-
-/// A request of the pod or its namespace for an exclusion.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
-pub struct ExplainedRequest {
-    /// The item of the annotation or of `args.cni`.
-    pub item: String,
-    /// Who requests it.
-    pub source: String,
-    /// Whether the administrator's bounds permit it.
-    pub allowed: bool,
-    /// The bound that permits it, or those that do not.
-    pub by: String,
-}
-
-impl ExplainedRequest {
-    fn of(DecidedRequest { source, item, permitted, bound, .. }: &DecidedRequest) -> Self {
-        Self { item: item.clone(), source: source.to_string(), allowed: *permitted, by: bound.clone() }
-    }
-
-    fn row(&self) -> Vec<Cell> {
-        let (verdict, tone) = if self.allowed { ("allowed", Tone::Good) } else { ("refused", Tone::Bad) };
-        let source = Cell::of(&self.source).tone(Tone::Faint);
-        vec![Cell::of(&self.item).tone(Tone::Strong), Cell::of(format!("{verdict} by {}", self.by)).tone(tone), source]
-    }
 }
 
 /// The IDs that identify the proxy's own traffic.
@@ -104,15 +82,6 @@ pub struct Proxy {
     pub gid: Vec<u32>,
     /// The sources of the GIDs.
     pub gid_sources: Vec<String>,
-}
-
-/// A report, and the policy that it explains.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Explained {
-    /// The report.
-    pub explanation: Explanation,
-    /// The policy from which rules are made.
-    pub policy: Policy,
 }
 
 const NO_CHAIN: &str =
@@ -151,18 +120,15 @@ impl TextReport for Vec<Explanation> {
 
 /// Explains a pod, also one whose ADD fails: as far as its configuration can be evaluated.
 #[must_use]
-pub fn explained(subject: &Subject) -> Explained {
-    explain(subject).unwrap_or_else(|error| Explained {
-        explanation: Explanation::failed(subject, &error),
-        policy: Policy::default(),
-    })
+pub fn explained(subject: &Subject) -> Explanation {
+    explain(subject).unwrap_or_else(|error| Explanation::failed(subject, &error))
 }
 
 /// Evaluates the pod as an ADD would.
 ///
 /// # Errors
 /// An ADD would fail: the configuration or the pod is invalid, or two attachments contradict each other.
-pub fn explain(subject: &Subject) -> Result<Explained, Error> {
+pub fn explain(subject: &Subject) -> Result<Explanation, Error> {
     let evaluations = evaluate(subject)?;
     let policies: Vec<(&str, Policy)> =
         evaluations.iter().map(|one| (one.attachment.unwrap_or_default(), one.policy())).collect();
@@ -178,59 +144,56 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         origins.containers.extend_from_slice(&own.containers);
         origins.requests.extend_from_slice(&own.requests);
     }
-    let settings = policy.redirect().map(|redirect| settings(redirect, &origins.settings));
     // With a primary plugin, several networks can decide about one.
     let mut known = HashSet::new();
-    let requests = origins.requests.iter().map(ExplainedRequest::of);
-    let requests = requests.filter(|request| known.insert(request.clone())).collect();
-    let mut excluded = excluded_traffic(&policy, &origins);
-    if let Some((redirect, settings)) = policy.redirect().zip(settings.as_ref()) {
-        excluded.extend(uncaptured(redirect, settings));
-    }
+    origins.requests.retain(|request| known.insert(request.clone()));
+    let redirect = policy.redirect();
+    let settings = redirect.map(|redirect| settings(redirect, &origins.settings)).unwrap_or_default();
+    let mut exclusions = excluded_traffic(&policy, &origins);
+    exclusions.extend(redirect.into_iter().flat_map(|redirect| uncaptured(redirect, &settings)));
     let pod = &subject.facts.pod;
-    excluded.iter_mut().for_each(|traffic| traffic.note = unowned(traffic.owner, pod));
+    exclusions.iter_mut().for_each(|traffic| traffic.note = unowned(traffic.owner, pod));
     // Another tool redirects the pod by the same rules.
-    let is_captured = policy.redirect().is_some() || (!policy.is_empty() && pod_skip_reason(pod).is_none());
+    let is_captured = redirect.is_some() || (!policy.is_empty() && pod_skip_reason(pod).is_none());
     let containers = if is_captured { application_containers(pod) } else { Vec::new() };
     let init_containers = init_containers(&containers, &policy, &origins);
     let warnings = warnings(subject, &evaluations, &policy, &init_containers);
     let failing = warnings.iter().find(|warning| warning.code == ADD_FAILS);
-    let explanation = Explanation {
+    Ok(Explanation {
         pod: subject.name(),
         template_of: subject.template_of.clone(),
-        add_fails: failing.map(|Warning { what, next, .. }| format!("{what}; {next}")),
+        add_fails: failing.map(ToString::to_string),
         network: subject.conf.name.clone(),
         configuration: subject.origin.clone(),
-        rule_format: policy.redirect().map(|_| planned_format(subject)),
+        rule_format: redirect.map(|_| planned_format(subject)),
         networks: networks_of(subject, &evaluations),
-        redirected: policy.redirect().is_some(),
+        redirected: redirect.is_some(),
         decision: decisive.map_or_else(|| NO_CHAIN.to_owned(), Evaluation::decision),
         considered: decisive.map(|decisive| conditions(subject, decisive)).unwrap_or_default(),
-        proxy: policy.redirect().map(|redirect| Proxy {
+        proxy: redirect.map(|redirect| Proxy {
             uid: redirect.proxy_uid.clone(),
             uid_sources: sources_of(&origins.settings, |key| *key == "proxy_uid"),
             gid: redirect.proxy_gid.clone(),
             gid_sources: sources_of(&origins.settings, |key| *key == "proxy_gid"),
         }),
-        settings: settings.unwrap_or_default(),
         guard: ExplainedGuard::of(&policy, &evaluations),
-        exclusions: excluded,
-        init_containers,
         excluded_containers: excluded_containers(&policy, &origins),
-        requests,
+        requests: origins.requests,
         notes: notes(subject, &evaluations, &policy),
+        settings,
+        exclusions,
+        init_containers,
         warnings,
+        policy,
         all: false,
-    };
-    Ok(Explained { explanation, policy })
+    })
 }
 
 fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> Vec<String> {
     let networks = subject.networks.iter().flat_map(|preview| preview.warnings.iter().cloned());
     let evaluations = evaluations.iter().flat_map(|one| one.notes.iter().cloned());
-    let pod = &subject.facts.pod;
+    let usual = policy.redirect().into_iter().flat_map(|_| usual_annotations(&subject.facts.pod));
     let by_ambient = ambient_notes(&subject.facts, policy);
-    let usual = policy.redirect().into_iter().flat_map(|_| usual_annotations(pod));
     let on_node = (!policy.containers.is_empty()).then(|| NEEDED_ON_NODE.to_owned());
     let all = subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).chain(on_node);
     all.chain(by_ambient).chain(usual).collect()
@@ -277,9 +240,7 @@ impl TextReport for Explanation {
     fn write(&self, screen: &mut Screen) {
         let shown = |text: String| if self.all { text } else { cut_list(&text) };
         let sources = |sources: &[String]| Cell::of(sources.join("; ")).tone(Tone::Faint);
-        if let Some(cause) = &self.add_fails {
-            screen.line(&[Cell::of("an ADD fails:").tone(Tone::Bad), Cell::of(cause)]);
-        }
+        screen.failure(self.add_fails.as_deref());
         let tone = if self.redirected { Tone::Good } else { Tone::Notable };
         let of_template = self.template_of.as_ref().map(|object| format!(" of {object}")).unwrap_or_default();
         screen.labeled(format!("Pod {}{of_template} is", self.pod), &self.decision, tone);
@@ -318,8 +279,12 @@ impl TextReport for Explanation {
         };
         let title = if self.all { "Settings" } else { "Settings that differ from their default (--all shows all)" };
         screen.section(title, self.settings.iter().filter(|one| self.all || one.differs()).map(setting));
-        let is_shown = |request: &&ExplainedRequest| self.all || !request.allowed;
-        screen.section("Requests", self.requests.iter().filter(is_shown).map(ExplainedRequest::row));
+        let request = |DecidedRequest { item, source, permitted, bound, .. }: &DecidedRequest| {
+            let (verdict, tone) = if *permitted { ("allowed", Tone::Good) } else { ("refused", Tone::Bad) };
+            let source = Cell::of(source.to_string()).tone(Tone::Faint);
+            vec![Cell::of(item).tone(Tone::Strong), Cell::of(format!("{verdict} by {bound}")).tone(tone), source]
+        };
+        screen.section("Requests", self.requests.iter().filter(|one| self.all || !one.permitted).map(request));
         let rule = |rule: &ConsideredRule| {
             let (word, tone) = if rule.holds { ("yes", Tone::Good) } else { ("no", Tone::Bad) };
             vec![Cell::of(word).tone(tone), Cell::of(rule.wanted), Cell::of(&rule.found).tone(Tone::Faint)]

@@ -73,76 +73,79 @@ fn plain(value: &Value) -> String {
 
 /// Returns the traffic that `redirect` does not capture, with the sources in `settings`.
 pub(super) fn uncaptured(redirect: &Redirect, settings: &[Setting]) -> Vec<ExcludedTraffic> {
-    const ANYWHERE: &str = "anywhere";
     let default = Redirect::default();
-    let mut all = Vec::new();
-    let mut add =
-        |direction, who: (&str, TrafficOwner), protocol: &str, ports: Vec<String>, to: String, keys: &[&str]| {
-            let of_keys = settings.iter().filter(|setting| keys.contains(&setting.key) && !setting.is_default());
-            let sources = of_keys.flat_map(|setting| setting.sources.clone()).collect();
-            let (who, owner, protocol) = (who.0.to_owned(), who.1, protocol.to_owned());
-            all.push(ExcludedTraffic { direction, who, protocol, ports, to, sources, note: None, owner });
-        };
-    let (process, client, none) = (of_all("every process"), of_all("every client"), Vec::new);
-    match excluded_ports(&redirect.outbound_ports_exclude) {
-        Some(ports) if redirect.outbound_ports_exclude != default.outbound_ports_exclude => {
-            add("outbound", process, "tcp and udp", ports, ANYWHERE.to_owned(), &["outbound_ports_exclude"]);
+    // All outbound TCP.
+    let of = |keys: &[&str]| {
+        let of_keys = settings.iter().filter(|setting| keys.contains(&setting.key) && !setting.is_default());
+        ExcludedTraffic {
+            direction: "outbound",
+            who: "every process".to_owned(),
+            protocol: "tcp".to_owned(),
+            ports: Vec::new(),
+            to: "anywhere".to_owned(),
+            sources: of_keys.flat_map(|setting| setting.sources.clone()).collect(),
+            note: None,
+            owner: TrafficOwner::Any,
         }
-        _ => {}
-    }
-    let to = match &redirect.outbound_ip_ranges_exclude {
-        Ranges::List(nets) => joined(nets),
-        Ranges::All => ANYWHERE.to_owned(),
     };
-    if !to.is_empty() {
-        add("outbound", process, "tcp", none(), to, &["outbound_ip_ranges_exclude"]);
+    let everything = |who, keys: &[&str]| ExcludedTraffic { who, protocol: "everything".to_owned(), ..of(keys) };
+    let inbound = |ports, to, keys: &[&str]| {
+        let who = "every client".to_owned();
+        ExcludedTraffic { direction: "inbound", who, ports, to, ..of(keys) }
+    };
+    let mut all = Vec::new();
+    let ports = excluded_ports(&redirect.outbound_ports_exclude, &default.outbound_ports_exclude);
+    all.extend(ports.map(|ports| ExcludedTraffic {
+        protocol: "tcp and udp".to_owned(),
+        ports,
+        ..of(&["outbound_ports_exclude"])
+    }));
+    match &redirect.outbound_ip_ranges_exclude {
+        Ranges::List(nets) if nets.is_empty() => {}
+        Ranges::List(nets) => all.push(ExcludedTraffic { to: joined(nets), ..of(&["outbound_ip_ranges_exclude"]) }),
+        Ranges::All => all.push(of(&["outbound_ip_ranges_exclude"])),
     }
     if let (Ranges::List(nets), Ports::List(ports)) =
         (&redirect.outbound_ip_ranges_include, &redirect.outbound_ports_include)
     {
-        let ports = if ports.is_empty() { String::new() } else { format!("port {}", joined(ports)) };
-        let captured = joined([joined(nets), ports].into_iter().filter(|part| !part.is_empty()));
-        let to = if captured.is_empty() { ANYWHERE.to_owned() } else { format!("other than {captured}") };
-        let keys = ["outbound_ip_ranges_include", "outbound_ports_include"];
-        add("outbound", process, "tcp", none(), to, &keys);
+        let ports = (!ports.is_empty()).then(|| format!("port {}", joined(ports)));
+        let captured = joined(nets.iter().map(ToString::to_string).chain(ports));
+        let to = if captured.is_empty() { "anywhere".to_owned() } else { format!("other than {captured}") };
+        all.push(ExcludedTraffic { to, ..of(&["outbound_ip_ranges_include", "outbound_ports_include"]) });
     }
-    for gid in &redirect.owner_groups_exclude {
-        let who = format!("gid {gid}");
+    all.extend(redirect.owner_groups_exclude.iter().map(|gid| {
         let owner = TrafficOwner::Gid(IdRange::one(*gid));
-        add("outbound", (&who, owner), "everything", none(), ANYWHERE.to_owned(), &["owner_groups_exclude"]);
-    }
+        ExcludedTraffic { owner, ..everything(format!("gid {gid}"), &["owner_groups_exclude"]) }
+    }));
     if let Groups::List(gids) = &redirect.owner_groups_include {
         let others = || format!("every gid other than {}", joined(gids));
-        let who = if gids.is_empty() { process.0.to_owned() } else { others() };
-        let keys = ["owner_groups_include", "owner_groups_exclude"];
-        add("outbound", of_all(&who), "everything", none(), ANYWHERE.to_owned(), &keys);
+        let who = if gids.is_empty() { "every process".to_owned() } else { others() };
+        all.push(everything(who, &["owner_groups_include", "owner_groups_exclude"]));
     }
-    match (&redirect.inbound_ports_include, excluded_ports(&redirect.inbound_ports_exclude)) {
-        (Ports::All, Some(ports)) if redirect.inbound_ports_exclude != default.inbound_ports_exclude => {
-            add("inbound", client, "tcp", ports, "the pod".to_owned(), &["inbound_ports_exclude"]);
+    match &redirect.inbound_ports_include {
+        Ports::All => {
+            let ports = excluded_ports(&redirect.inbound_ports_exclude, &default.inbound_ports_exclude);
+            all.extend(ports.map(|ports| inbound(ports, "the pod".to_owned(), &["inbound_ports_exclude"])));
         }
-        (Ports::All, _) => {}
-        (Ports::List(ports), _) => {
-            let except =
-                if ports.is_empty() { String::new() } else { format!(" at ports other than {}", joined(ports)) };
-            add("inbound", client, "tcp", none(), format!("the pod{except}"), &["inbound_ports_include"]);
+        Ports::List(ports) => {
+            let except = (!ports.is_empty()).then(|| format!(" at ports other than {}", joined(ports)));
+            let to = format!("the pod{}", except.unwrap_or_default());
+            all.push(inbound(Vec::new(), to, &["inbound_ports_include"]));
         }
     }
     if !redirect.exclude_interfaces.is_empty() {
-        let to = format!("anywhere through {}", redirect.exclude_interfaces.join(", "));
         let keys = ["exclude_interfaces", "capture_secondary_networks"];
-        add("both", of_all("every process and client"), "everything", none(), to, &keys);
+        let to = format!("anywhere through {}", redirect.exclude_interfaces.join(", "));
+        let both = everything("every process and client".to_owned(), &keys);
+        all.push(ExcludedTraffic { direction: "both", to, ..both });
     }
     all
 }
 
-const fn of_all(who: &str) -> (&str, TrafficOwner) {
-    (who, TrafficOwner::Any)
-}
-
-/// Returns the ports as [`ExcludedTraffic::ports`]; `None` for an empty list.
-fn excluded_ports(ports: &Ports) -> Option<Vec<String>> {
+/// Returns excluded ports as [`ExcludedTraffic::ports`]; `None` for no port, and for those that Istio excludes by default.
+pub(super) fn excluded_ports(ports: &Ports, default: &Ports) -> Option<Vec<String>> {
     match ports {
+        ports if ports == default => None,
         Ports::All => Some(Vec::new()),
         Ports::List(ports) => (!ports.is_empty()).then(|| ports.iter().map(ToString::to_string).collect()),
     }

@@ -2,6 +2,7 @@
 
 use super::evaluation::{Evaluation, NOT_IN_CHAIN};
 use super::exclusions::{ContainerTraffic, ExcludedPart, InitContainer, application_containers, covers_everything};
+use super::settings::excluded_ports;
 use crate::cni::{NetConf, RuleFormat};
 use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::inspect::terminal::joined;
@@ -22,16 +23,15 @@ fn addresses_of_services(subject: &Subject, policy: &Policy) -> Option<Warning> 
     let is_one = |network: &IpNet| network.prefix_len() == network.max_prefix_len();
     let excluded = policy.exclusions.iter().filter_map(|exclusion| exclusion.destination).filter(is_one);
     let addresses: BTreeSet<String> = excluded.map(|network| network.addr().to_string()).collect();
-    let names: Vec<_> = subject.socket_lb.iter().map(|product| product.name).collect();
-    (!names.is_empty() && !addresses.is_empty()).then(|| {
+    (!subject.socket_lb.is_empty() && !addresses.is_empty()).then(|| {
         let what = format!(
             "{} on the pod's node replaces a Service's address before the rules see it: the exclusion of {} has no effect \
              if this is a ClusterIP",
-            names.join(", "),
+            joined(subject.socket_lb.iter().map(|product| product.name)),
             joined(addresses)
         );
         let settings: Vec<_> = subject.socket_lb.iter().map(|product| product.setting).collect();
-        Warning { code: "socket-load-balancing", what, next: settings.join("; ") }
+        Warning::new("socket-load-balancing", what, settings.join("; "))
     })
 }
 
@@ -98,8 +98,7 @@ fn unknown_configuration(subject: &Subject) -> Option<Warning> {
         _ => "only a part of the node's configuration",
     };
     let next = "use kubectl detour explain, run the command on the pod's node, or add --config FILE";
-    let what = format!("the report uses {what}: {reason}");
-    Some(Warning { code: "unknown-configuration", what, next: next.to_owned() })
+    Some(Warning::new("unknown-configuration", format!("the report uses {what}: {reason}"), next))
 }
 
 /// The annotations that exclude destinations in every mode of the mesh, each with that of Istio for sidecars.
@@ -111,8 +110,7 @@ fn annotations_for_sidecars(pod: &Pod) -> impl Iterator<Item = Warning> {
     let present = OF_DESTINATIONS.into_iter().filter(|(_, istios)| pod.annotations.contains_key(*istios));
     present.map(|(own, istios)| {
         let next = format!("use {own}, with destination-exclude in the sub-plugin chain");
-        let what = format!("annotation {istios} has no effect in the ambient mesh");
-        Warning { code: "annotation-for-sidecars", what, next }
+        Warning::new("annotation-for-sidecars", format!("annotation {istios} has no effect in the ambient mesh"), next)
     })
 }
 
@@ -131,7 +129,7 @@ fn not_yet_injected(subject: &Subject) -> Option<Warning> {
     let what = format!("the pod template of {object} has no container istio-proxy; Istio injects it into each new pod");
     let next = "use the manifest of a running pod (kubectl get pod NAME -o yaml), or inject the template first: istioctl \
                 kube-inject -f FILE | detour explain -f -";
-    Some(Warning { code: "template-without-sidecar", what, next: next.to_owned() })
+    Some(Warning::new("template-without-sidecar", what, next))
 }
 
 /// Warns about an application that runs as an excluded ID, or as the proxy's.
@@ -142,7 +140,7 @@ fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Polic
     let pairs = excluded.flat_map(|e| owned(e).into_iter().map(move |container| (e, container)));
     let warning = |name: &str, runs_as: String, next: String| {
         let what = format!("container {name} runs as {runs_as}: all traffic that it sends bypasses the mesh");
-        Warning { code: "excluded-with-application", what, next }
+        Warning::new("excluded-with-application", what, next)
     };
     let as_excluded = pairs.map(|(exclusion, container)| {
         let name = container.name();
@@ -187,7 +185,7 @@ fn excluded_after_proxy(InitContainer { name, excluded, needless_exclusions, .. 
              loses mTLS"
         );
         let next = format!("remove the exclusion, unless {name} must reach servers outside of the mesh directly");
-        Warning { code: "excluded-after-proxy", what, next }
+        Warning::new("excluded-after-proxy", what, next)
     })
 }
 
@@ -204,7 +202,7 @@ fn captured_too_early(init: &[InitContainer], all: &[ContainerTraffic<'_>], fact
         let what = format!(
             "init container {name} runs before the sidecar: the traffic that it sends is captured and lost{except}"
         );
-        Some(Warning { code: "init-container-too-early", what, next })
+        Some(Warning::new("init-container-too-early", what, next))
     };
     init.iter().filter(|container| container.is_lost()).filter_map(warning).collect()
 }
@@ -231,22 +229,21 @@ fn requesting_annotation(facts: &Facts, container: &ContainerTraffic<'_>) -> Opt
 /// Warns about excluded ports where the sidecar answers DNS: its answer may be an address that only it knows (Istio,
 /// "DNS Proxying", address auto-allocation: 240.240.0.0/16).
 fn ports_with_captured_dns(redirect: &Redirect, policy: &Policy) -> Option<Warning> {
-    let of_istio = match &redirect.outbound_ports_exclude {
-        ports if *ports == Redirect::default().outbound_ports_exclude => Vec::new(),
-        Ports::All => vec!["*".to_owned()],
-        Ports::List(ports) => ports.iter().map(ToString::to_string).collect(),
-    };
+    let of_istio = excluded_ports(&redirect.outbound_ports_exclude, &Redirect::default().outbound_ports_exclude);
+    // All ports.
+    let of_istio = of_istio.map(|ports| if ports.is_empty() { vec!["*".to_owned()] } else { ports });
     let is_dns = |port: &PortRange| port.first <= 53 && 53 <= port.last;
     let of_policy = policy.exclusions.iter().filter(|one| one.destination.is_none() && !one.ports.iter().any(is_dns));
-    let ports: BTreeSet<String> =
-        of_istio.into_iter().chain(of_policy.flat_map(|one| one.ports.iter().map(ToString::to_string))).collect();
+    let of_policy = of_policy.flat_map(|one| one.ports.iter().map(ToString::to_string));
+    let ports: BTreeSet<String> = of_istio.into_iter().flatten().chain(of_policy).collect();
     (redirect.dns != DnsCapture::Off && !ports.is_empty()).then(|| {
         let what = format!(
             "traffic to port {} bypasses the sidecar, but the sidecar answers DNS: for a ServiceEntry without addresses, \
              its answer is an address that only the sidecar knows (240.240.0.0/16)",
             joined(ports)
         );
-        Warning { code: "excluded-ports-with-captured-dns", what, next: "set addresses in such a ServiceEntry, or exclude the DNS queries too (detour.io/exclude-dns)".to_owned() }
+        let next = "set addresses in such a ServiceEntry, or exclude the DNS queries too (detour.io/exclude-dns)";
+        Warning::new("excluded-ports-with-captured-dns", what, next)
     })
 }
 
@@ -264,7 +261,7 @@ fn ranges_without_dns(redirect: &Redirect, policy: &Policy) -> Option<Warning> {
     (redirect.dns != DnsCapture::Off && !captured.is_empty()).then(|| {
         let what = format!("DNS to the excluded ranges ({}) is still captured", captured.join(", "));
         let next = "exclude DNS, too: annotation detour.io/exclude-dns: excluded-ranges";
-        Warning { code: "excluded-ranges-without-dns", what, next: next.to_owned() }
+        Warning::new("excluded-ranges-without-dns", what, next)
     })
 }
 
@@ -273,7 +270,7 @@ fn inbound_exclusion_without_effect(redirect: &Redirect) -> Option<Warning> {
     (redirect.inbound_ports_include != Ports::All && redirect.inbound_ports_exclude != default).then(|| {
         let what = "inbound_ports_exclude has no effect: only the ports in inbound_ports_include are captured";
         let next = "remove the ports from includeInboundPorts, or set includeInboundPorts to *";
-        Warning { code: "inbound-exclusion-without-effect", what: what.to_owned(), next: next.to_owned() }
+        Warning::new("inbound-exclusion-without-effect", what, next)
     })
 }
 
@@ -292,7 +289,7 @@ fn outside_uid_range(subject: &Subject, namespace: &Namespace) -> Vec<Warning> {
             format!("container {name} runs as UID {uid}, which is outside namespace {of_namespace}'s range {shown}");
         let next =
             "grant its service account an SCC that allows the UID (nonroot-v2, anyuid); restricted-v2 rejects the pod";
-        Warning { code: "uid-outside-namespace-range", what, next: next.to_owned() }
+        Warning::new("uid-outside-namespace-range", what, next)
     };
     all.map(warning).collect()
 }
