@@ -1,8 +1,8 @@
 //! Checks of excluded containers: each precondition of a bypass, from the kernel and the runtime to the running
 //! container. Nodes and pods that don't use `container-exclude` have none of these checks.
 
-use super::checks::{self, Findings};
-use super::configuration::has_sub_plugin;
+use super::files::has_sub_plugin;
+use super::findings::Findings;
 use super::report::{AGENT_TIMEOUT, CheckOutcome, CheckTarget, CheckVerdict};
 use super::rules::NO_ATTACHMENT;
 use crate::cgroup::{self, CgroupHierarchy, enter_host_namespace};
@@ -51,7 +51,7 @@ pub(super) fn ready(findings: &Findings<'_>) -> Option<CheckVerdict> {
         return None;
     }
     let node = CheckVerdict::merged([kernel(), cgroups(findings.target)]);
-    Some(match findings.obstacle(&[checks::AGENT_REACHABLE]) {
+    Some(match findings.obstacle(&["agent-reachable"]) {
         // The parts that pass don't show that the agent is registered.
         Some(why) if node.outcome != CheckOutcome::Fail => CheckVerdict::not_checked(why),
         Some(_) => node,
@@ -64,7 +64,7 @@ pub(super) fn bypass(findings: &Findings<'_>) -> Option<CheckVerdict> {
     if findings.target.pod.is_none() || !is_excluding(findings) {
         return None;
     }
-    if let Some(why) = findings.obstacle(checks::PROBE_EXCLUDED.needs) {
+    if let Some(why) = findings.obstacle(&["netns-found", "rules-equal"]) {
         return Some(CheckVerdict::not_checked(why));
     }
     let Some((found, saved)) = findings.found().zip(findings.policy()) else {

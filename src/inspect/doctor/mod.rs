@@ -2,12 +2,13 @@
 //! what to do next. Nothing is changed. With `--probe`, a few packets are sent to addresses that are reserved for
 //! documentation.
 //!
-//! Each check is implemented in the file of its subject and returns a verdict. A check that depends on another one is
-//! reported as not checked if that one did not pass.
+//! Each check has a row in the list below, and a function in the file of its subject that returns a verdict. A check that
+//! needs another one is reported as not checked if that one did not pass.
 
-mod checks;
 mod configuration;
 mod containers;
+mod files;
+mod findings;
 mod node;
 mod pod;
 mod probe;
@@ -18,13 +19,121 @@ pub use report::{CheckOutcome, CheckTarget, CheckVerdict, Checklist, OwnList, Re
 
 use super::needless_exclusions;
 use crate::plugin::FormatCounts;
-use checks::Findings;
+use findings::{Check, Findings};
+
+macro_rules! checks {
+    ($($group:literal { $($id:literal $holds:literal [$($needed:literal),*] $examine:path;)* })*) => {
+        /// The checks in their order.
+        const CHECKS: &[Check] = &[$($(Check {
+            id: $id,
+            group: $group,
+            holds: $holds,
+            needs: &[$($needed),*],
+            examine: |findings| $examine(findings).into(),
+        },)*)*];
+    };
+}
+
+checks! {
+    "node" {
+        "configuration-present" "a configuration calls the plugin" [] configuration::present;
+        "configuration-valid" "the plugin accepts the configuration"
+            ["configuration-present"] configuration::valid;
+        "configuration-picked" "runtimes use the configuration"
+            ["configuration-present", "configuration-valid"] configuration::picked;
+        "own-list" "the own configuration list is a copy of the cluster network's list"
+            [] configuration::own_list;
+        "multus-chain" "Multus runs the plugins of its auxiliary chain" [] configuration::multus_chain;
+        "node-configuration" "the node configuration is valid, and only root can change it"
+            [] configuration::node_configuration;
+        "program-trusted" "only root can change the plugin directories" [] node::program_trusted;
+        "program-present" "the program is in the runtimes' plugin directory, in this version"
+            ["program-trusted"] node::program_present;
+        "kubeconfig-valid" "the plugin's kubeconfig is private and usable, and its token has not expired"
+            [] node::kubeconfig;
+        "installation" "the installation is unchanged" [] node::installation;
+    }
+
+    "cluster" {
+        "api-reachable" "the API server answers" ["kubeconfig-valid"] node::api_reachable;
+        "permissions" "the plugin has the permissions that its configuration needs"
+            ["api-reachable"] node::permissions;
+        "agent-reachable" "the node agent answers, and has current facts" [] node::agent;
+    }
+
+    "policies" {
+        "policies" "the node's pods have the rules of their policies" ["agent-reachable"] node::policies;
+    }
+
+    "kernel" {
+        "kernel-rules" "the kernel accepts the rules of a pod" [] node::kernel;
+        "socket-load-balancing" "no eBPF program replaces Service addresses before netfilter"
+            [] node::socket_lb;
+    }
+
+    "pod" {
+        "pod-known" "the cluster knows the pod" [] pod::known;
+        "annotation-valid" "the pod's networks annotation is valid" ["pod-known"] pod::annotation;
+        "definition-found" "the definition in the annotation exists" [] pod::definition_found;
+        "definition-leads" "the definition leads to a configuration"
+            ["definition-found"] pod::definition_leads;
+        "plugin-attached" "the plugin runs for this pod"
+            ["pod-known", "configuration-present", "configuration-valid"] pod::attached;
+        "redirected" "the pod's traffic is redirected to its sidecar"
+            ["pod-known", "configuration-present", "configuration-valid"] pod::redirected;
+        "events" "no Event reports a failed start" ["pod-known"] pod::events;
+    }
+
+    "sandbox" {
+        "netns-found" "the pod runs on this node, and its network namespace is found" [] rules::netns;
+        "rules-equal" "the live rules, addresses and routes equal the desired ones"
+            ["netns-found"] rules::equal;
+        "rules-first" "no foreign rule precedes detour's rules" ["netns-found"] rules::first;
+        "default-route-captured" "the interface with the pod's default route is captured"
+            [] rules::default_route;
+        "proxy-listening" "the proxy listens on the ports that rules redirect to, as the excluded user"
+            ["netns-found"] rules::listeners;
+    }
+
+    "probe" {
+        "probe-captured" "an application's connection and DNS query reach the proxy"
+            ["netns-found", "rules-equal"] probe::captured;
+        "probe-excluded" "excluded traffic bypasses the proxy"
+            ["netns-found", "rules-equal"] probe::excluded;
+    }
+
+    "policies" {
+        "pod-policy" "the pod has the rules of its policy" ["pod-known", "agent-reachable"] node::pod_policy;
+    }
+
+    "logs" {
+        "runtime-log" "the runtime logged no error about the pod" [] pod::runtime_log;
+        "plugin-log" "the plugin logged no error about the pod" [] pod::plugin_log;
+    }
+
+    "containers" {
+        "containers-ready" "kernel, control groups, runtime and agent support excluded containers"
+            [] containers::ready;
+        "containers-bypass" "exactly the running excluded containers bypass the sidecar"
+            [] containers::bypass;
+    }
+}
 
 /// Runs the checks of the node and, if a pod is named, of the pod.
 #[must_use]
 pub fn examine(target: &CheckTarget) -> Checklist {
     let mut findings = Findings::new(target);
-    findings.run_all();
+    for check in CHECKS {
+        let applies = match check.group {
+            "node" | "cluster" | "kernel" | "containers" => true,
+            "policies" => (check.id == "policies") == target.pod.is_none(),
+            "probe" => target.probe,
+            _ => target.pod.is_some(),
+        };
+        if applies {
+            findings.run(check);
+        }
+    }
     let needless = || {
         let api = findings.api().ok()?;
         needless_exclusions::find(target.node_name.as_deref()?, &api, &findings.configurations)
@@ -43,6 +152,20 @@ pub fn examine(target: &CheckTarget) -> Checklist {
 /// Reads the plugin's configurations on a node, and finds its API server, without any request.
 pub(super) fn node_setup(target: &CheckTarget) -> Findings<'_> {
     let mut findings = Findings::new(target);
-    findings.run(checks::KUBECONFIG_VALID);
+    node::kubeconfig(&mut findings);
     findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_check_has_its_own_id_and_needs_only_earlier_ones() {
+        assert!(CHECKS.len() <= 35);
+        for (index, check) in CHECKS.iter().enumerate() {
+            let is_earlier = |id: &str| CHECKS[..index].iter().any(|other| other.id == id);
+            assert!(!is_earlier(check.id) && check.needs.iter().all(|id| is_earlier(id)), "{}", check.id);
+        }
+    }
 }

@@ -2,7 +2,7 @@
 //! the agent reports them. Also checks of the plugin's access to facts: its kubeconfig, the node agent's socket, the API
 //! server, and exactly the permissions that the plugin needs with this configuration.
 
-use super::checks::{self, Findings};
+use super::findings::Findings;
 use super::report::{AGENT_TIMEOUT, CheckTarget, CheckVerdict};
 use crate::cluster::agent::{PodFinding, PoliciesReport, broken_watches, pod_policies};
 use crate::cluster::{KubeconfigSummary, Permission};
@@ -242,7 +242,7 @@ pub(super) fn kubeconfig(findings: &mut Findings<'_>) -> CheckVerdict {
     let target = findings.target;
     let named = findings.conf().and_then(|conf| conf.kubernetes.kubeconfig.clone());
     let Some(path) = named.filter(|path| !path.as_os_str().is_empty()) else {
-        let why = findings.obstacle(checks::CONFIGURATION_PICKED.needs);
+        let why = findings.obstacle(&["configuration-present", "configuration-valid"]);
         let none = || "no configuration names a kubeconfig: facts come from the agent or from files".to_owned();
         return CheckVerdict::not_checked(why.unwrap_or_else(none));
     };

@@ -2,7 +2,7 @@
 //! the decision about the pod, as in `explain`. Also checks of what was reported about it: Events, the journal entries of
 //! the runtime and of the kubelet, and the plugin's log file. They show the messages of other programs as they are.
 
-use super::checks::{self, Check, Findings};
+use super::findings::Findings;
 use super::node::output;
 use super::report::{CheckTarget, CheckVerdict, ReportLine};
 use crate::cluster::{Lookup, ObjectRef};
@@ -97,7 +97,7 @@ pub(super) fn definition_leads(findings: &Findings<'_>) -> Option<CheckVerdict> 
     let subject = findings.subject.as_ref()?;
     of_networks(findings, |SelectedNetwork { name, leads_to }, _, definition| match (definition, leads_to) {
         (Some(Lookup::Found(definition)), NetworkLead::OnNode) => {
-            if let Some(why) = findings.obstacle(checks::CONFIGURATION_PICKED.needs) {
+            if let Some(why) = findings.obstacle(&["configuration-present", "configuration-valid"]) {
                 return CheckVerdict::not_checked(why);
             }
             match networks::configuration(definition, &directory(findings.target, subject), &mut Vec::new()) {
@@ -123,11 +123,11 @@ fn directory(target: &CheckTarget, subject: &Subject) -> PathBuf {
 }
 
 /// The checks whose failure explains why the plugin does not run for the pod.
-const OF_NETWORKS: [&Check; 3] = [checks::ANNOTATION_VALID, checks::DEFINITION_FOUND, checks::DEFINITION_LEADS];
+const OF_NETWORKS: [&str; 3] = ["annotation-valid", "definition-found", "definition-leads"];
 
 /// Checks whether the plugin runs for the pod: for every pod, or because the pod selects one of its networks.
 pub(super) fn attached(findings: &Findings<'_>) -> Option<CheckVerdict> {
-    if let Some(because) = findings.failure(|line| OF_NETWORKS.iter().any(|check| check.id == line.id)) {
+    if let Some(because) = findings.failure(|line| OF_NETWORKS.contains(&&*line.id)) {
         return Some(because);
     }
     let subject = findings.subject.as_ref()?;
@@ -156,8 +156,7 @@ pub(super) fn attached(findings: &Findings<'_>) -> Option<CheckVerdict> {
 
 /// Checks the decision that an ADD would make.
 pub(super) fn redirected(findings: &Findings<'_>) -> Option<CheckVerdict> {
-    let explains =
-        |line: &ReportLine| OF_NETWORKS.iter().chain(&[checks::PLUGIN_ATTACHED]).any(|check| check.id == line.id);
+    let explains = |line: &ReportLine| line.id == "plugin-attached" || OF_NETWORKS.contains(&&*line.id);
     if let Some(because) = findings.failure(explains) {
         return Some(because);
     }

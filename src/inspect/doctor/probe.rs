@@ -4,7 +4,7 @@
 //! The application receives nothing. A connection that the proxy accepts is closed without a byte. If no process listens
 //! on the proxy's port, the doctor listens there for the moment.
 
-use super::checks::Findings;
+use super::findings::Findings;
 use super::report::CheckVerdict;
 use super::rules::{NO_ATTACHMENT, ProbeUser, Users};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error};
@@ -54,8 +54,7 @@ fn probe(findings: &Findings<'_>, send: fn(&Range<'_>) -> CheckVerdict) -> Check
     let (Some(found), Some(policy)) = (findings.found(), findings.policy()) else {
         return CheckVerdict::not_checked(NO_ATTACHMENT);
     };
-    let pod = findings.subject.as_ref().map(|subject| &subject.facts.pod);
-    let work = || Range::of(policy, pod).map(|range| send(&range));
+    let work = || Range::of(policy, findings.pod()).map(|range| send(&range));
     let verdict = found.open().and_then(|netns| netns.enter(LOCK_TIMEOUT, work));
     verdict.unwrap_or_else(|error| CheckVerdict::not_checked(error.to_string()))
 }

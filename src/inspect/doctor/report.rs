@@ -1,6 +1,5 @@
 //! The types that all checks share: a verdict, the results, and the list that is printed or serialized.
 
-use super::checks::Check;
 use crate::cluster::agent::PoliciesReport;
 use crate::host_path::{HostPath, HostRoot};
 use crate::inspect::needless_exclusions::NeedlessExclusion;
@@ -8,7 +7,6 @@ use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, joined};
 use crate::plugin::FormatCounts;
 use crate::plugin::node::InstalledText;
 use crate::pod::PodRef;
-use crate::printable::without_userinfo;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -154,13 +152,6 @@ impl TextReport for Checklist {
 }
 
 impl ReportLine {
-    /// Returns the result of a check. User names and passwords in URLs are removed, because users share these lists.
-    pub(super) fn of(check: &Check, CheckVerdict { outcome, found, next }: CheckVerdict) -> Self {
-        let public = |text: String| without_userinfo(&text).into_owned();
-        let verdict = CheckVerdict { outcome, found: public(found), next: next.map(public) };
-        Self { id: check.id.into(), group: check.group.into(), checked: check.holds.into(), verdict }
-    }
-
     /// Writes a check with its finding and its next step.
     pub(in crate::inspect) fn write(&self, page: &mut Screen) {
         let CheckVerdict { outcome, found, next } = &self.verdict;

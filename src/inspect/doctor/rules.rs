@@ -2,16 +2,14 @@
 //! precede them, missing addresses and routes, the interface with the default route, and the proxy's ports. A pod with its
 //! own user namespace knows its users by other UIDs than this process.
 
-use super::checks::{self, Findings};
-use super::report::{CheckTarget, CheckVerdict};
+use super::findings::Findings;
+use super::report::CheckVerdict;
 use crate::cni::{Code, Error};
 use crate::firewall::DNS_PROXY_PORT;
 use crate::inspect::nodes::node_hint;
 use crate::inspect::rules::{LOCK_TIMEOUT, LiveRules, Mark, RuleLine, RulesReport};
 use crate::inspect::terminal::{first_of, joined};
-use crate::netns::find::{FoundNetns, NodeSnapshot};
 use crate::netns::{listening_ports, public_route_interfaces};
-use crate::pod::Pod;
 use crate::policy::{DnsCapture, Policy, Redirect};
 use std::collections::BTreeSet;
 use std::fs;
@@ -96,27 +94,17 @@ fn guarded(live: &LiveRules) -> Option<CheckVerdict> {
     ))
 }
 
-/// Finds the pod of `target` on this node, by its UID or, if the UID is unknown, by its name.
-pub(super) fn find(target: &CheckTarget, pod: Option<&Pod>) -> Result<Option<FoundNetns>, Error> {
-    match (pod, &target.pod) {
-        (Some(pod), _) if pod.host_network => Ok(None),
-        (Some(pod), _) => NodeSnapshot::take(&target.mount)?.of_pod(pod),
-        (None, Some(named)) => NodeSnapshot::take(&target.mount)?.of_name(&named.namespace, &named.name),
-        (None, None) => Ok(None),
-    }
-}
-
 /// Checks the pod's location; for a pod on another node, the next step is the command to run there.
 pub(super) fn netns(findings: &Findings<'_>) -> CheckVerdict {
     let target = findings.target;
-    let pod = findings.subject.as_ref().map(|subject| &subject.facts.pod);
+    let pod = findings.pod();
     if pod.is_some_and(|pod| pod.host_network) {
         return CheckVerdict::not_checked("the pod uses the node's network namespace (hostNetwork)");
     }
     if let Some(found) = findings.found() {
         return CheckVerdict::pass(found.evidence.as_str());
     }
-    if let Some(because) = findings.failure(|line| line.id == checks::EVENTS.id) {
+    if let Some(because) = findings.failure(|line| line.id == "events") {
         return because;
     }
     match (findings.place(), pod) {
