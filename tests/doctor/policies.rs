@@ -96,7 +96,6 @@ fn many_pods_are_counted_and_the_worst_are_listed() {
         );
         let named: Vec<&str> = found.split("; ").filter(|part| part.starts_with("shop/")).collect();
         assert_eq!((named.len(), named[0]), (10, "shop/bare-0: none: no rules"), "{found}");
-        assert!(found.contains("; 4294967285 of them are not listed; "), "{found}");
     });
 }
 

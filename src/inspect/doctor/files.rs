@@ -14,6 +14,7 @@ use std::path::Path;
 
 /// The maximum size of a configuration file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
+
 /// A configuration file that runtimes read.
 pub(super) struct RuntimeFile {
     pub(super) path: HostPath,

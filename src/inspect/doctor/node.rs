@@ -171,7 +171,7 @@ pub(super) fn output(command: &mut Command) -> Result<String, String> {
     }
 }
 
-/// The number of pods that the check of the policies names; the rest is counted.
+/// The number of pods that the check of the policies names; all are counted.
 const LISTED: usize = 10;
 
 /// Checks the rules of all pods of the node. It names the first pods that are not current.
@@ -205,15 +205,11 @@ const NOT_READ: &str = "the agent does not read the rules of pods (chart values 
 
 fn summary(report: &PoliciesReport) -> CheckVerdict {
     let Some(follows) = report.follows else { return CheckVerdict::not_checked(NOT_READ) };
-    let counts = report.counts;
-    let wrong = usize::try_from(counts.rejected.saturating_add(counts.lost())).unwrap_or(usize::MAX);
     let follows = if follows { "" } else { "; running pods follow no change (livePolicy is off)" };
-    let more = wrong.saturating_sub(report.findings.len().min(LISTED));
-    let more = if more > 0 { format!("; {more} of them are not listed") } else { String::new() };
-    let found = format!("{counts}{follows}{more}");
+    let found = format!("{}{follows}", report.counts);
     let next = "see the Events of the pods";
-    match (wrong, counts.lost()) {
-        (0, _) => CheckVerdict::pass(found),
+    match (report.counts.rejected, report.counts.lost()) {
+        (0, 0) => CheckVerdict::pass(found),
         (_, 0) => CheckVerdict::warn(found, next),
         _ => CheckVerdict::fail(found, next),
     }
