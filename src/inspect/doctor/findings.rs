@@ -212,7 +212,7 @@ mod tests {
     fn a_check_that_depends_on_a_failed_one_is_not_run() {
         let target = target();
         let mut findings = Findings::new(&target);
-        [A, B, C].map(|check| findings.run(check));
+        [A, B, C].iter().for_each(|check| findings.run(check));
         let outcomes: Vec<_> =
             findings.lines.iter().map(|line| (line.verdict.outcome, line.verdict.found.as_str())).collect();
         let wanted = [
