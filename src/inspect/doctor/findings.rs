@@ -182,7 +182,26 @@ impl<'a> Findings<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inspect::doctor::report::tests::target;
+    use std::collections::BTreeSet;
+
+    /// A node without any file.
+    fn target() -> CheckTarget {
+        CheckTarget {
+            mount: PathBuf::from("/no/such/directory"),
+            node_name: None,
+            platform: "k3s".into(),
+            chained: false,
+            bin_dirs: BTreeSet::new(),
+            conf: HostPath::root(),
+            programs: Vec::new(),
+            installed: Vec::new(),
+            own_lists: Vec::new(),
+            multus_chain: None,
+            changed: Ok(None),
+            pod: None,
+            probe: false,
+        }
+    }
 
     const fn check(
         id: &'static str,

@@ -70,9 +70,9 @@ fn of_networks(
 ) -> Option<CheckVerdict> {
     let subject = findings.subject.as_ref()?;
     let elements = networks::networks(&subject.facts.pod).ok()?.elements;
-    let objects = elements.into_iter().map(|one| ObjectRef { namespace: one.namespace, name: one.name });
+    let objects = elements.iter().map(|one| &one.object);
     let verdicts = subject.selected.iter().zip(objects);
-    let verdicts = verdicts.map(|(one, object)| verdict(one, &object, findings.definitions.get(&object)));
+    let verdicts = verdicts.map(|(one, object)| verdict(one, object, findings.definitions.get(object)));
     (!subject.selected.is_empty()).then(|| CheckVerdict::merged(verdicts))
 }
 

@@ -273,7 +273,7 @@ impl CheckTarget {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
 
     fn line(id: &'static str, outcome: CheckOutcome, next: Option<&str>) -> ReportLine {
@@ -337,24 +337,5 @@ pub(super) mod tests {
         assert_eq!(failed, CheckVerdict::fail("b; d", "mend b; mend d"));
         assert_eq!(CheckVerdict::merged([pass("a"), CheckVerdict::not_checked("c"), pass("b")]), pass("a; b"));
         assert_eq!(CheckVerdict::merged([CheckVerdict::not_checked("c")]), CheckVerdict::not_checked("c"));
-    }
-
-    /// A node without any file.
-    pub(in crate::inspect::doctor) fn target() -> CheckTarget {
-        CheckTarget {
-            mount: PathBuf::from("/no/such/directory"),
-            node_name: None,
-            platform: "k3s".into(),
-            chained: false,
-            bin_dirs: BTreeSet::new(),
-            conf: HostPath::root(),
-            programs: Vec::new(),
-            installed: Vec::new(),
-            own_lists: Vec::new(),
-            multus_chain: None,
-            changed: Ok(None),
-            pod: None,
-            probe: false,
-        }
     }
 }
