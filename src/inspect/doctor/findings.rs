@@ -12,7 +12,7 @@ use crate::inspect::subject::{AppliedConf, Subject};
 use crate::netns::find::{FoundNetns, NodeSnapshot};
 use crate::pod::Pod;
 use crate::policy::Policy;
-use crate::printable::without_userinfo;
+use crate::printable::without_secrets;
 use crate::state::{ROOT, Store};
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -81,7 +81,7 @@ impl<'a> Findings<'a> {
             Some(why) => Some(CheckVerdict::not_checked(why)),
             None => examine(self),
         };
-        let public = |text: String| without_userinfo(&text).into_owned();
+        let public = |text: String| without_secrets(&text);
         self.lines.extend(verdict.map(|CheckVerdict { outcome, found, next }| {
             let verdict = CheckVerdict { outcome, found: public(found), next: next.map(public) };
             ReportLine { id: (*id).into(), group: (*group).into(), checked: (*holds).into(), verdict }
