@@ -77,12 +77,7 @@ pub fn trace(view: &RulesetView, from: Sender, to: Destination, pod_addresses: &
     };
     let packet = Packet::first(from, to, pod_addresses, interface);
     let interface = packet.interface().to_owned();
-    let mut evaluation = view.evaluate(packet);
-    if let Some(place) = &evaluation.decided_by
-        && let Some(index) = evaluation.hops.iter().rposition(|hop| is_at(hop, place))
-    {
-        evaluation.hops.truncate(index + 1);
-    }
+    let evaluation = view.evaluate(packet);
     Trace {
         from: origin,
         container: None,
@@ -98,10 +93,6 @@ pub fn trace(view: &RulesetView, from: Sender, to: Destination, pod_addresses: &
         configuration: None,
         add_fails: None,
     }
-}
-
-fn is_at(hop: &Hop, place: &RulePlace) -> bool {
-    (&place.table, &place.chain, &place.rule) == (&hop.table, &hop.chain, &hop.rule)
 }
 
 impl Trace {
@@ -144,25 +135,23 @@ impl TextReport for Trace {
             let tone = if container.bypasses.is_some() { Tone::Notable } else { Tone::Faint };
             screen.labeled(format!("Container {}:", container.name), container.text(), tone);
         }
-        let mut rows: Vec<Vec<Cell>> = Vec::new();
-        let decides = |hop: &Hop| self.decided_by.as_ref().is_some_and(|place| is_at(hop, place));
-        for (index, hop) in self.hops.iter().enumerate() {
-            let is_first =
-                index == 0 || (hop.table, hop.hook) != (self.hops[index - 1].table, self.hops[index - 1].hook);
-            let table = if is_first { format!("{} {}", hop.table, hop.hook) } else { String::new() };
-            let tone = if decides(hop) { Tone::Strong } else { Tone::Plain };
-            rows.push(vec![
-                Cell::of(table).tone(Tone::Faint),
-                Cell::of(if decides(hop) { "»" } else { " " }).tone(Tone::Good),
+        let mut table = String::new();
+        let row = |(index, hop): (usize, &Hop)| {
+            let before = std::mem::replace(&mut table, format!("{} {}", hop.table, hop.hook));
+            let decides = self.decided_by.is_some() && index + 1 == self.hops.len();
+            let (mark, tone) = if decides { ("»", Tone::Strong) } else { (" ", Tone::Plain) };
+            vec![
+                Cell::of(if table == before { "" } else { &table }).tone(Tone::Faint),
+                Cell::of(mark).tone(Tone::Good),
                 Cell::of(&hop.chain),
                 Cell::of(&hop.rule).tone(tone),
                 Cell::of(&hop.then).tone(Tone::Faint),
-            ]);
-        }
-        if rows.is_empty() {
+            ]
+        };
+        if self.hops.is_empty() {
             screen.text("  no rule matches", Tone::Faint);
         }
-        screen.table(&rows);
+        screen.table(&self.hops.iter().enumerate().map(row).collect::<Vec<_>>());
         if self.zone != 0 {
             screen.text(format!("  connection tracking zone {}", self.zone), Tone::Faint);
         }
