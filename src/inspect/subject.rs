@@ -1,8 +1,9 @@
 //! The subject of a report: a pod with its namespace, from manifests or the cluster, and a configuration.
 
 pub use super::configurations::{AppliedConf, ConfigurationOrigin, ConfigurationSource};
-use super::configurations::{Files, combined};
-use super::selected::{SelectedNetwork, missing_network, selected_definitions, selected_networks};
+use super::configurations::{
+    Files, SelectedNetwork, combined, missing_network, selected_definitions, selected_networks,
+};
 use super::socket_lb::Product;
 use crate::cluster::{self, Definitions, Given, Lookup, ObjectRef, Objects};
 use crate::cni::{Code, Error, NetConf};

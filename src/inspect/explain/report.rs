@@ -8,8 +8,8 @@ use super::exclusions::{
 use super::settings::{ExplainedGuard, Setting, settings, uncaptured};
 use super::warnings::{usual_annotations, warnings};
 use crate::cni::Error;
+use crate::inspect::configurations::SelectedNetwork;
 use crate::inspect::elements::scope_text;
-use crate::inspect::selected::SelectedNetwork;
 use crate::inspect::subject::{ConfigurationOrigin, PlannedFormat, Subject, planned_format};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, cut_list, joined};
 use crate::networks::PodNetwork;
