@@ -33,15 +33,11 @@ fn annotated(key: &str, text: &str) -> Pod {
 /// Returns the fields of a selection as in the JSON form of the annotation.
 fn element(selection: &Selection) -> Value {
     let mut fields = Map::new();
-    fields.insert("namespace".into(), json!(selection.namespace));
-    fields.insert("name".into(), json!(selection.name));
+    fields.insert("namespace".into(), json!(selection.object.namespace));
+    fields.insert("name".into(), json!(selection.object.name));
     fields.insert("interface".into(), json!(selection.interface));
-    fields.insert("ips".into(), json!(selection.ips));
-    fields.insert("mac".into(), json!(selection.mac));
-    fields.insert("infiniband-guid".into(), json!(selection.infiniband_guid));
-    fields.insert("portMappings".into(), json!(selection.port_mappings));
-    fields.insert("bandwidth".into(), json!(selection.bandwidth));
-    fields.insert("deviceID".into(), json!(selection.device_id));
+    let field = |key: &String| if key == "infinibandGUID" { "infiniband-guid".to_owned() } else { key.clone() };
+    fields.extend(selection.runtime_config.iter().map(|(key, value)| (field(key), value.clone())));
     fields.insert("cni-args".into(), json!(selection.cni_args));
     fields.insert("default-route".into(), json!(selection.default_route));
     fields.into()
@@ -76,12 +72,7 @@ pub(super) fn annotation(input: &[u8]) {
     let is_name = |one: &Selection| {
         let interface = one.interface.as_deref().unwrap_or_default();
         Selection { place: String::new(), ..one.clone() }
-            == Selection {
-                namespace: one.namespace.clone(),
-                name: one.name.clone(),
-                interface: one.interface.clone(),
-                ..Selection::default()
-            }
+            == Selection { object: one.object.clone(), interface: one.interface.clone(), ..Selection::default() }
             && interface.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
     };
     let names: Vec<String> = elements
@@ -89,7 +80,7 @@ pub(super) fn annotation(input: &[u8]) {
         .filter(|one| is_name(one))
         .map(|one| {
             let interface = one.interface.as_ref().map(|name| format!("@{name}")).unwrap_or_default();
-            format!("{}/{}{interface}", one.namespace, one.name)
+            format!("{}{interface}", one.object)
         })
         .collect();
     let elements = without_places(elements);

@@ -248,7 +248,7 @@ pub(super) fn selected_networks(
 ) -> Vec<SelectedNetwork> {
     let selected = networks(pod).map(|selections| selections.elements).unwrap_or_default();
     // With several files, the missing one is a typo. A name that the pod selects too is another network.
-    let unselected = || files.keys().filter(|name| selected.iter().all(|one| one.name != **name));
+    let unselected = || files.keys().filter(|name| selected.iter().all(|one| one.object.name != **name));
     let is_guessed = definitions.is_none() && files.len() > 1;
     let lead = |object: &ObjectRef| match (definitions.and_then(|known| known.get(object)), files.get(&object.name)) {
         (Some(Lookup::Found(definition)), _) if !definition.config.trim().is_empty() => {
@@ -262,10 +262,8 @@ pub(super) fn selected_networks(
             NetworkLead::Unknown(similar.map(str::to_owned))
         }
     };
-    let network = |Selection { namespace, name, .. }: &Selection| {
-        let object = ObjectRef { namespace: namespace.clone(), name: name.clone() };
-        SelectedNetwork { name: object.to_string(), leads_to: lead(&object) }
-    };
+    let network =
+        |Selection { object, .. }: &Selection| SelectedNetwork { name: object.to_string(), leads_to: lead(object) };
     selected.iter().map(network).collect()
 }
 
@@ -292,9 +290,7 @@ pub(super) fn missing_network(pod: &Pod, selected: &[SelectedNetwork]) -> Option
 pub(super) fn selected_definitions(pod: &Pod, cluster: &dyn Definitions) -> BTreeMap<ObjectRef, Lookup> {
     let (selected, default) = (networks(pod), default_network(pod, SYSTEM_NAMESPACE));
     let elements = [selected, default].into_iter().flatten().flat_map(|selections| selections.elements);
-    let query =
-        |Selection { namespace, name, .. }| DefinitionQuery { object: ObjectRef { namespace, name }, awaited: false };
-    let queries: Vec<_> = elements.map(query).collect();
+    let queries: Vec<_> = elements.map(|one| DefinitionQuery { object: one.object, awaited: false }).collect();
     let found = if queries.is_empty() { Ok(Vec::new()) } else { cluster.definitions(&queries) };
     queries.into_iter().map(|query| query.object).zip(found.unwrap_or_default()).collect()
 }

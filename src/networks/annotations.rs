@@ -1,6 +1,7 @@
 //! The annotations of a pod that select networks, in the JSON form (an array of objects) or the shorthand. They are parsed
 //! and checked before any network is added.
 
+use crate::cluster::ObjectRef;
 use crate::cni::{
     Code, Error, LIST_ITEMS, at_most, check_interface_name, excerpt, is_dns_label, is_dns_subdomain, json_error,
     parse_ip_net, wrong_type,
@@ -8,7 +9,7 @@ use crate::cni::{
 use crate::pod::Pod;
 use crate::pod::well_known::{DEFAULT_NETWORK, NETWORKS};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::fmt;
 use std::net::IpAddr;
 
@@ -74,24 +75,23 @@ impl NetworksAnnotation<'_> {
             Err(error) => return Err(self.not_json(&error)),
         };
         at_most(MAX_ELEMENTS, "elements", self, texts.len())?;
-        let (mut elements, mut unknown) = (Vec::new(), Vec::new());
+        let (mut elements, mut warning, mut unknown) = (Vec::new(), None, 0);
         for (index, text) in texts.into_iter().enumerate() {
             // The element is a part of the annotation's text.
             let place = self.place(index + 1, text.get().as_ptr() as usize - self.text.as_ptr() as usize);
             let value: Value = serde_json::from_str(text.get()).map_err(|error| self.not_json(&error))?;
             let Value::Object(fields) = value else { return Err(wrong_type(&place, &value, ACCEPTED_JSON)) };
-            let element = Element { place, fields };
-            unknown.extend(element.unknown_fields().map(|field| (element.place.clone(), excerpt(field))));
-            elements.push(element);
+            let is_known = |key: &str| ACCEPTED_FIELDS.split(", ").any(|field| field.eq_ignore_ascii_case(key));
+            for field in fields.keys().filter(|key| !is_known(key)) {
+                unknown += 1;
+                warning.get_or_insert_with(|| {
+                    format!("{place}: {}: unknown field, ignored; expected one of {ACCEPTED_FIELDS}", excerpt(field))
+                });
+            }
+            elements.push(Element { place, fields });
         }
-        let more = match unknown.len() {
-            0 | 1 => String::new(),
-            count => format!("; and {} more such fields", count - 1),
-        };
-        let warning = |(place, field): &(String, String)| {
-            format!("{place}: {field}: unknown field, ignored; expected one of {ACCEPTED_FIELDS}{more}")
-        };
-        Ok((elements, unknown.first().map(warning).into_iter().collect()))
+        let more = if unknown > 1 { format!("; and {} more such fields", unknown - 1) } else { String::new() };
+        Ok((elements, warning.map(|warning| warning + &more).into_iter().collect()))
     }
 
     fn not_json(&self, error: &serde_json::Error) -> Error {
@@ -139,7 +139,7 @@ fn shorthand(place: String, item: &str, warnings: &mut Vec<String>) -> Result<El
     }
     let (namespace, rest) = item.split_once('/').map_or((None, item), |(namespace, rest)| (Some(namespace), rest));
     let (name, interface) = rest.split_once('@').map_or((rest, None), |(name, interface)| (name, Some(interface)));
-    for (part, separator) in [(name, '/'), (interface.unwrap_or_default(), '/'), (interface.unwrap_or_default(), '@')] {
+    for (part, separator) in [(rest, '/'), (interface.unwrap_or_default(), '@')] {
         if part.contains(separator) {
             return Err(reject(&format!("{:?} has more than one {separator}", excerpt(item))));
         }
@@ -178,6 +178,17 @@ const ACCEPTED_STRING: &str = "a string";
 pub(super) const ACCEPTED_FIELDS: &str = "name, namespace, interface, interfaceRequest, ips, mac, infiniband-guid, \
     portMappings, bandwidth, deviceID, cni-args, default-route, ipam-claim-reference";
 
+/// The fields that request something from the network's plugins, each with its capability (CONVENTIONS.md, "Dynamic Plugin
+/// specific fields").
+const CAPABILITIES: [(&str, &str); 6] = [
+    ("portMappings", "portMappings"),
+    ("bandwidth", "bandwidth"),
+    ("ips", "ips"),
+    ("mac", "mac"),
+    ("infiniband-guid", "infinibandGUID"),
+    ("deviceID", "deviceID"),
+];
+
 /// An element of an annotation.
 struct Element {
     /// Annotation, pod, number and character, for messages.
@@ -193,38 +204,41 @@ struct Field<'a> {
 }
 
 impl Element {
-    /// Returns the names of fields that are ignored.
-    pub(super) fn unknown_fields(&self) -> impl Iterator<Item = &str> {
-        let is_known = |key: &str| ACCEPTED_FIELDS.split(", ").any(|field| field.eq_ignore_ascii_case(key));
-        self.fields.keys().map(String::as_str).filter(move |key| !is_known(key))
-    }
-
     /// Returns the selection of a network; `namespace` is the default.
     pub(super) fn selection(&self, namespace: &str) -> Result<Selection, Error> {
         let name = self.field("name").ok_or_else(|| {
             Error::new(Code::InvalidConfig, format!("{}: name: missing; expected {ACCEPTED_NAME}", self.place))
         })?;
-        let interface = match self.text("interface", ACCEPTED_STRING, |_| true)? {
-            None => self.text("interfaceRequest", ACCEPTED_STRING, |_| true)?,
+        let interface = match self.read("interface", Field::interface)? {
+            None => self.read("interfaceRequest", Field::interface)?,
             set => set,
         };
-        let owned = |field: Option<Field<'_>>| field.and_then(|field| field.value.as_str()).map(str::to_owned);
-        let port_mappings = self.field("portMappings").map(|field| field.port_mappings()).transpose()?;
-        let cni_args = self.field("cni-args").map(|field| field.object().cloned()).transpose()?;
+        let mut runtime_config = Map::new();
+        for (name, capability) in CAPABILITIES {
+            let Some(field) = self.field(name) else { continue };
+            let is_requested = match name {
+                "portMappings" => field.port_mappings()?,
+                "bandwidth" => field.bandwidth()?,
+                "ips" => !field.items("an address such as 10.0.0.9 or 10.0.0.9/24", ip)?.is_empty(),
+                "deviceID" => field.text(ACCEPTED_STRING, |_| true)?.is_some(),
+                _ => field.text(ACCEPTED_HARDWARE_ADDRESS, is_hardware_address)?.is_some(),
+            };
+            if is_requested {
+                runtime_config.insert(capability.to_owned(), field.value.clone());
+            }
+        }
+        let own_namespace = self.read("namespace", |field| field.text(ACCEPTED_NAMESPACE, is_dns_label))?;
         Ok(Selection {
             place: self.place.clone(),
-            namespace: owned(self.text("namespace", ACCEPTED_NAMESPACE, is_dns_label)?)
-                .unwrap_or_else(|| namespace.to_owned()),
-            name: name.string(&accepted_name(name.value), is_dns_subdomain)?.to_owned(),
-            interface: interface.map(|field| field.interface()).transpose()?,
-            ips: self.items("ips", "an address such as 10.0.0.9 or 10.0.0.9/24", ip)?.unwrap_or_default(),
-            mac: owned(self.text("mac", ACCEPTED_HARDWARE_ADDRESS, is_hardware_address)?),
-            infiniband_guid: owned(self.text("infiniband-guid", ACCEPTED_HARDWARE_ADDRESS, is_hardware_address)?),
-            port_mappings: port_mappings.unwrap_or_default(),
-            bandwidth: self.field("bandwidth").map(|field| field.bandwidth()).transpose()?,
-            device_id: owned(self.text("deviceID", ACCEPTED_STRING, |_| true)?),
-            cni_args: cni_args.unwrap_or_default(),
-            default_route: self.items("default-route", "an IPv4 or IPv6 address", gateway)?,
+            object: ObjectRef {
+                namespace: own_namespace.unwrap_or(namespace).to_owned(),
+                name: name.string(&accepted_name(name.value), is_dns_subdomain)?.to_owned(),
+            },
+            interface,
+            runtime_config,
+            cni_args: self.read("cni-args", |field| field.object().map(Some))?.cloned().unwrap_or_default(),
+            default_route: self
+                .read("default-route", |field| field.items("an IPv4 or IPv6 address", gateway).map(Some))?,
         })
     }
 
@@ -237,18 +251,13 @@ impl Element {
         Some(Field { value, place: format!("{}: {name}", self.place) })
     }
 
-    /// Returns a string that is not empty and valid.
-    fn text(&self, name: &str, accepted: &str, is_valid: fn(&str) -> bool) -> Result<Option<Field<'_>>, Error> {
-        let Some(field) = self.field(name).filter(|field| field.value != "") else { return Ok(None) };
-        field.string(accepted, is_valid)?;
-        Ok(Some(field))
-    }
-
-    /// Returns the strings of an array as `parse` reads them.
-    fn items<T>(&self, name: &str, accepted: &str, parse: fn(&str) -> Option<T>) -> Result<Option<Vec<T>>, Error> {
-        let Some(field) = self.field(name) else { return Ok(None) };
-        let items = field.array()?.map(|item| item.value.as_str().and_then(parse).ok_or_else(|| item.reject(accepted)));
-        items.collect::<Result<_, _>>().map(Some)
+    /// Returns what `read` takes from a field, if that is set.
+    fn read<'a, T>(
+        &'a self,
+        name: &str,
+        read: impl FnOnce(&Field<'a>) -> Result<Option<T>, Error>,
+    ) -> Result<Option<T>, Error> {
+        self.field(name).map_or(Ok(None), |field| read(&field))
     }
 }
 
@@ -271,6 +280,11 @@ impl<'a> Field<'a> {
         self.value.as_str().filter(|text| is_valid(text)).ok_or_else(|| self.reject(accepted))
     }
 
+    /// Returns a string that is not empty.
+    fn text(&self, accepted: &str, is_valid: fn(&str) -> bool) -> Result<Option<&'a str>, Error> {
+        if self.value == "" { Ok(None) } else { self.string(accepted, is_valid).map(Some) }
+    }
+
     fn array(&self) -> Result<impl Iterator<Item = Field<'a>>, Error> {
         let items = self.value.as_array().ok_or_else(|| self.reject("an array"))?;
         at_most(LIST_ITEMS, "items", &self.place, items.len())?;
@@ -278,14 +292,19 @@ impl<'a> Field<'a> {
         Ok(items.iter().enumerate().map(move |(i, value)| Field { value, place: format!("{place}[{i}]") }))
     }
 
+    /// Returns the strings of an array as `parse` reads them.
+    fn items<T>(&self, accepted: &str, parse: fn(&str) -> Option<T>) -> Result<Vec<T>, Error> {
+        self.array()?.map(|item| item.value.as_str().and_then(parse).ok_or_else(|| item.reject(accepted))).collect()
+    }
+
     fn object(&self) -> Result<&'a Map<String, Value>, Error> {
         self.value.as_object().ok_or_else(|| self.reject("an object"))
     }
 
-    fn interface(&self) -> Result<String, Error> {
-        let name = self.string(ACCEPTED_STRING, |_| true)?;
+    fn interface(&self) -> Result<Option<String>, Error> {
+        let Some(name) = self.text(ACCEPTED_STRING, |_| true)? else { return Ok(None) };
         let rejected = |error| Error::new(Code::InvalidConfig, format!("{}: {:?}: {error}", self.place, excerpt(name)));
-        check_interface_name(name).map(|()| name.to_owned()).map_err(rejected)
+        check_interface_name(name).map(|()| Some(name.to_owned())).map_err(rejected)
     }
 
     /// Returns a member of this object that is set and not `null`.
@@ -295,40 +314,39 @@ impl<'a> Field<'a> {
     }
 
     /// Checks what the plugin `portmap` accepts (containernetworking/plugins, `plugins/meta/portmap`).
-    fn port_mappings(&self) -> Result<Vec<Value>, Error> {
-        let mapping = |field: Field<'a>| {
-            let object = field.object()?;
+    fn port_mappings(&self) -> Result<bool, Error> {
+        let mut is_requested = false;
+        for mapping in self.array()? {
+            is_requested = true;
+            let object = mapping.object()?;
             for key in ["hostPort", "containerPort"] {
-                let Some(port) = field.member(object, key) else {
-                    return Err(field.reject("an object with hostPort and containerPort"));
+                let Some(port) = mapping.member(object, key) else {
+                    return Err(mapping.reject("an object with hostPort and containerPort"));
                 };
                 if !port.value.as_u64().is_some_and(|port| (1..=u64::from(u16::MAX)).contains(&port)) {
                     return Err(port.reject("a port, 1 to 65535"));
                 }
             }
-            for key in ["protocol", "hostIP"] {
-                if let Some(text) = field.member(object, key) {
-                    text.string("a string", |_| true)?;
-                }
+            for text in ["protocol", "hostIP"].iter().filter_map(|key| mapping.member(object, key)) {
+                text.string(ACCEPTED_STRING, |_| true)?;
             }
-            Ok(field.value.clone())
-        };
-        self.array()?.map(mapping).collect()
+        }
+        Ok(is_requested)
     }
 
-    fn bandwidth(&self) -> Result<Value, Error> {
+    fn bandwidth(&self) -> Result<bool, Error> {
         let object = self.object()?;
         for key in ["ingressRate", "ingressBurst", "egressRate", "egressBurst"] {
             if let Some(rate) = self.member(object, key).filter(|rate| !rate.value.is_u64()) {
                 return Err(rate.reject("a whole number of bits, or bits per second"));
             }
         }
-        Ok(self.value.clone())
+        Ok(true)
     }
 }
 
-fn ip(text: &str) -> Option<String> {
-    (text.parse::<IpAddr>().is_ok() || parse_ip_net(text).is_some()).then(|| text.to_owned())
+fn ip(text: &str) -> Option<()> {
+    (text.parse::<IpAddr>().is_ok() || parse_ip_net(text).is_some()).then_some(())
 }
 
 /// As in Multus (Go's net.IP.To4), an IPv4-mapped IPv6 address is an IPv4 gateway.
@@ -341,15 +359,11 @@ const OCTETS: [usize; 3] = [6, 8, 20];
 
 /// Returns whether `text` is a hexadecimal address in groups of two digits with `:` or `-`, or of four with dots.
 pub(super) fn is_hardware_address(text: &str) -> bool {
-    let grouped = |separator: char, octets: usize| {
-        let mut groups = 0;
-        let valid = text.split(separator).all(|group| {
-            groups += 1;
-            group.len() == 2 * octets && group.bytes().all(|byte| byte.is_ascii_hexdigit())
-        });
-        valid && OCTETS.contains(&(groups * octets))
+    let grouped = |separator: char, digits: usize| {
+        let is_group = |group: &str| group.len() == digits && group.bytes().all(|byte| byte.is_ascii_hexdigit());
+        text.split(separator).all(is_group) && OCTETS.contains(&(text.split(separator).count() * digits / 2))
     };
-    grouped(':', 1) || grouped('-', 1) || grouped('.', 2)
+    grouped(':', 2) || grouped('-', 2) || grouped('.', 4)
 }
 
 /// One network that an annotation selects.
@@ -357,24 +371,12 @@ pub(super) fn is_hardware_address(text: &str) -> bool {
 pub struct Selection {
     /// Where it was written, for messages: annotation, pod, element, character.
     pub place: String,
-    /// `namespace` of the definition.
-    pub namespace: String,
-    /// `name` of the definition.
-    pub name: String,
+    /// The definition: `namespace` and `name`.
+    pub object: ObjectRef,
     /// `interface`: the requested name of the interface.
     pub interface: Option<String>,
-    /// `ips`: addresses, each with or without a prefix length.
-    pub ips: Vec<String>,
-    /// `mac`.
-    pub mac: Option<String>,
-    /// `infiniband-guid`.
-    pub infiniband_guid: Option<String>,
-    /// `portMappings`: objects as in the CNI conventions.
-    pub port_mappings: Vec<Value>,
-    /// `bandwidth`: an object as in the CNI conventions.
-    pub bandwidth: Option<Value>,
-    /// `deviceID`.
-    pub device_id: Option<String>,
+    /// The requests to the network's plugins by capability; a plugin gets only those that its configuration declares.
+    pub runtime_config: Map<String, Value>,
     /// `cni-args`: added to `args.cni` of every plugin of the network.
     pub cni_args: Map<String, Value>,
     /// `default-route`: the gateways of the pod's default route, which moves to this network. If it is set, even to an
@@ -383,26 +385,13 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Returns the requests to the network's plugins by capability (CONVENTIONS.md, "Dynamic Plugin specific fields").
-    /// A plugin gets only those that its configuration declares.
-    #[must_use]
-    pub fn runtime_config(&self) -> Map<String, Value> {
-        let capabilities = [
-            ("portMappings", (!self.port_mappings.is_empty()).then(|| json!(self.port_mappings))),
-            ("bandwidth", self.bandwidth.clone()),
-            ("ips", (!self.ips.is_empty()).then(|| json!(self.ips))),
-            ("mac", self.mac.as_ref().map(|mac| json!(mac))),
-            ("infinibandGUID", self.infiniband_guid.as_ref().map(|guid| json!(guid))),
-            ("deviceID", self.device_id.as_ref().map(|id| json!(id))),
-        ];
-        capabilities.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
-    }
-
     /// Returns the requests as `CNI_ARGS`, for plugins without capabilities.
     #[must_use]
     pub fn args(&self) -> Vec<(&'static str, String)> {
-        let ips = (!self.ips.is_empty()).then(|| ("IP", self.ips.join(",")));
-        self.mac.iter().map(|mac| ("MAC", mac.clone())).chain(ips).collect()
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let list = |ips: &Value| ips.as_array().into_iter().flatten().map(text).collect::<Vec<_>>().join(",");
+        let mac = self.runtime_config.get("mac").map(|mac| ("MAC", text(mac)));
+        mac.into_iter().chain(self.runtime_config.get("ips").map(|ips| ("IP", list(ips)))).collect()
     }
 }
 
@@ -413,29 +402,4 @@ pub struct Selections {
     pub elements: Vec<Selection>,
     /// Ignored parts of the annotation, one line each.
     pub warnings: Vec<String>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_reach_plugins_by_capability_and_in_cni_args() {
-        let selection = Selection {
-            ips: vec!["10.0.0.9/24".into(), "fd::9".into()],
-            mac: Some("02:00:00:00:00:01".into()),
-            infiniband_guid: Some("11:22:33:44:55:66:77:88".into()),
-            device_id: Some("0000:00:01.0".into()),
-            bandwidth: Some(json!({"ingressRate": 1})),
-            port_mappings: vec![json!({"hostPort": 1})],
-            ..Selection::default()
-        };
-        let wanted = json!({
-            "portMappings": [{"hostPort": 1}], "bandwidth": {"ingressRate": 1}, "ips": ["10.0.0.9/24", "fd::9"],
-            "mac": "02:00:00:00:00:01", "infinibandGUID": "11:22:33:44:55:66:77:88", "deviceID": "0000:00:01.0",
-        });
-        assert_eq!(Value::Object(selection.runtime_config()), wanted);
-        assert_eq!(selection.args(), [("MAC", "02:00:00:00:00:01".into()), ("IP", "10.0.0.9/24,fd::9".into())]);
-        assert!(Selection::default().runtime_config().is_empty() && Selection::default().args().is_empty());
-    }
 }

@@ -43,7 +43,12 @@ impl RunnableConfiguration {
         let written = keys.string("name")?.filter(|name| !name.is_empty());
         let (text, name) = match (written, name) {
             (Some(written), _) => (text.to_owned(), written.to_owned()),
-            (None, Some(name)) => (with_name(block.keys.clone(), name), name.to_owned()),
+            (None, Some(name)) => {
+                let mut named = block.keys.clone();
+                named.shift_remove("name");
+                named.shift_insert(0, "name".to_owned(), name.into());
+                (Value::Object(named).to_string(), name.to_owned())
+            }
             (None, None) => return Err(missing(&keys, "name", "letters, digits, _, . and -")),
         };
         if !is_identifier(&name) {
@@ -74,6 +79,20 @@ impl RunnableConfiguration {
         changed.map(|text| Self::parse(place, &text.to_string(), None)).transpose()
     }
 
+    /// Returns the list `name` of single plugins; `None` if there are none.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn list_of(place: &str, name: &str, version: &str, plugins: &[Self]) -> Result<Option<Self>, Error> {
+        if plugins.is_empty() {
+            return Ok(None);
+        }
+        let keys = plugins.iter().flat_map(|plugin| &plugin.plugins).map(|block| Value::Object(block.keys.clone()));
+        let list = serde_json::json!({"cniVersion": version, "name": name, "plugins": keys.collect::<Vec<_>>()});
+        let trusted = plugins.iter().all(|plugin| plugin.trusted);
+        Self::parse(place, &list.to_string(), None).map(|list| Some(Self { trusted, ..list }))
+    }
+
     /// Returns the types of the plugins, in order.
     pub fn types(&self) -> impl Iterator<Item = &str> {
         self.plugins.iter().map(Block::kind)
@@ -88,13 +107,6 @@ pub(super) fn json(place: &str, text: &str) -> Result<Value, Error> {
     serde_json::from_str(text).map_err(|error| {
         Error::new(Code::InvalidConfig, format!("{place}: invalid JSON: {}; expected {ACCEPTED}", json_error(&error)))
     })
-}
-
-/// Returns the text of the object with `name` set.
-fn with_name(mut keys: Map<String, Value>, name: &str) -> String {
-    keys.shift_remove("name");
-    keys.shift_insert(0, "name".to_owned(), name.into());
-    Value::Object(keys).to_string()
 }
 
 fn missing(keys: &BlockReader<'_>, key: &str, accepted: &str) -> Error {
@@ -148,36 +160,10 @@ fn check_type(keys: &BlockReader<'_>) -> Result<(), Error> {
 
 /// Parses a boolean. libcni accepts strings too.
 fn boolean(keys: &BlockReader<'_>, key: &'static str) -> Result<bool, Error> {
-    match keys.value(key) {
-        Some(Value::String(text)) if text.eq_ignore_ascii_case("true") => Ok(true),
-        Some(Value::String(text)) if text.eq_ignore_ascii_case("false") => Ok(false),
+    match keys.value(key).and_then(Value::as_str).map(|text| text.to_ascii_lowercase().parse()) {
+        Some(Ok(flag)) => Ok(flag),
         _ => Ok(keys.boolean(key)?.unwrap_or(false)),
     }
-}
-
-impl RunnableConfiguration {
-    /// Returns the list `name` of single plugins; `None` if there are none.
-    ///
-    /// # Errors
-    /// As [`Self::parse`].
-    pub fn list_of(place: &str, name: &str, version: &str, plugins: &[Self]) -> Result<Option<Self>, Error> {
-        if plugins.is_empty() {
-            return Ok(None);
-        }
-        let keys = plugins.iter().flat_map(|plugin| &plugin.plugins).map(|block| Value::Object(block.keys.clone()));
-        let list = serde_json::json!({"cniVersion": version, "name": name, "plugins": keys.collect::<Vec<_>>()});
-        let trusted = plugins.iter().all(|plugin| plugin.trusted);
-        Self::parse(place, &list.to_string(), None).map(|list| Some(Self { trusted, ..list }))
-    }
-}
-
-/// Returns the text of a configuration list with more plugins at its end.
-pub(super) fn with_plugins(list: &Map<String, Value>, more: Vec<Value>) -> String {
-    let mut list = list.clone();
-    if let Value::Array(plugins) = list.entry("plugins").or_insert_with(|| Value::Array(Vec::new())) {
-        plugins.extend(more);
-    }
-    Value::Object(list).to_string()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Configurations in files: those in `confDir`, and those that `clusterNetwork` and `defaultNetworks` name by path.
 
-use super::configuration::{RunnableConfiguration, json, with_plugins};
+use super::configuration::{RunnableConfiguration, json};
 use crate::cni::version::UNSTATED;
 use crate::cni::{Block, Code, Error, has_only_inlined, is_identifier, wrong_type};
 use crate::trusted_file::{self, read_text};
@@ -13,17 +13,8 @@ use std::path::{Path, PathBuf};
 const EXTENSIONS: [&str; 3] = ["conf", "json", "conflist"];
 
 /// The keys of a plugin that libcni itself reads (`pkg/types`, `PluginConf`).
-const CHAINED_KEYS: [&str; 9] = [
-    "cniVersion",
-    "name",
-    "type",
-    "capabilities",
-    "ipam",
-    "dns",
-    "runtimeConfig",
-    "prevResult",
-    "cni.dev/valid-attachments",
-];
+const CHAINED_KEYS: &str =
+    "cniVersion name type capabilities ipam dns runtimeConfig prevResult cni.dev/valid-attachments";
 
 /// Limit of a configuration file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -75,29 +66,26 @@ pub(super) fn at(path: &Path) -> Result<RunnableConfiguration, Error> {
     } else {
         path.to_owned()
     };
-    let text = read_text(&file, MAX_BYTES).map_err(|error| match error.kind() {
+    let mut text = read_text(&file, MAX_BYTES).map_err(|error| match error.kind() {
         ErrorKind::NotFound => absent(&file),
         _ => unread(&file, &error),
     })?;
     let place = shown(&file);
-    let configuration = match json(&place, &text)? {
-        Value::Object(list) if list.get("type").is_none_or(|kind| kind == "") => {
-            let name = list.get("name").and_then(Value::as_str).unwrap_or_default();
-            let more: Vec<_> = if has_only_inlined(&list) || !is_identifier(name) {
-                Vec::new()
-            } else {
-                let beside = plugins_in(&file.with_file_name(name))?;
-                beside.into_iter().map(|(_, plugin)| plugin).collect()
-            };
-            if more.is_empty() {
-                RunnableConfiguration::parse(&place, &text, None)
-            } else {
-                RunnableConfiguration::parse(&place, &with_plugins(&list, more), None)
-            }
+    let mut value = json(&place, &text)?;
+    if let Value::Object(list) = &mut value
+        && list.get("type").is_none_or(|kind| kind == "")
+        && !has_only_inlined(list)
+        && let Some(name) = list.get("name").and_then(Value::as_str).filter(|name| is_identifier(name))
+    {
+        let more = plugins_in(&file.with_file_name(name))?;
+        if !more.is_empty()
+            && let Value::Array(plugins) = list.entry("plugins").or_insert_with(|| Value::Array(Vec::new()))
+        {
+            plugins.extend(more.into_iter().map(|(_, plugin)| plugin));
+            text = value.to_string();
         }
-        _ => RunnableConfiguration::parse(&place, &text, None),
-    }?;
-    Ok(of_file(configuration, &file))
+    }
+    Ok(of_file(RunnableConfiguration::parse(&place, &text, None)?, &file))
 }
 
 /// Returns the configuration list beside a single configuration that does not exist: a tool that chains its plugin replaces
@@ -137,8 +125,8 @@ fn chained_json(place: &str, text: &[u8]) -> Result<Value, Error> {
     let plugin = json(place, &String::from_utf8_lossy(text))?;
     let Value::Object(keys) = plugin else { return Ok(plugin) };
     let in_its_case = |key: String| {
-        let known = CHAINED_KEYS.iter().find(|known| known.eq_ignore_ascii_case(&key));
-        known.map_or(key, |known| (*known).to_owned())
+        let known = CHAINED_KEYS.split(' ').find(|known| known.eq_ignore_ascii_case(&key));
+        known.map(str::to_owned).unwrap_or(key)
     };
     Ok(keys.into_iter().map(|(key, value)| (in_its_case(key), value)).collect())
 }
@@ -153,38 +141,26 @@ fn chained_plugin(place: &str, plugin: &Value, name: &str, version: &str) -> Res
     for key in ["name", "cniVersion"] {
         block.reader().string(key)?;
     }
-    let invalid = |key: &str, value: &Value, expected| Err(wrong_type(&format!("{place}.{key}"), value, expected));
-    let flags = |value: &Value| value.is_boolean() || value.is_null();
-    match keys.get("capabilities") {
-        None | Some(Value::Null) => {}
-        Some(Value::Object(named)) if named.values().all(flags) => {}
-        Some(other) => return invalid("capabilities", other, "an object of true or false, by name"),
-    }
+    let flag = |value: &Value| value.is_boolean() || value.is_null();
     let text = |value: &Value| value.is_string() || value.is_null();
     let texts = |value: &Value| value.is_null() || value.as_array().is_some_and(|all| all.iter().all(text));
     let attachment =
         |value: &Value| value.is_null() || (value.is_object() && text(&value["containerID"]) && text(&value["ifname"]));
+    let capabilities = |value: &Value| value.as_object().is_some_and(|named| named.values().all(flag));
+    let ipam = |value: &Value| value.is_object() && text(&value["type"]);
+    let lists = ["nameservers", "search", "options"];
+    let dns = |value: &Value| value.is_object() && text(&value["domain"]) && lists.iter().all(|key| texts(&value[key]));
     let attachments = |value: &Value| value.as_array().is_some_and(|all| all.iter().all(attachment));
-    for (key, is_valid, expected) in [
-        (
-            "ipam",
-            &(|ipam: &Value| ipam.is_object() && text(&ipam["type"])) as &dyn Fn(&Value) -> bool,
-            "an object whose type is a string",
-        ),
-        (
-            "dns",
-            &|dns| {
-                dns.is_object()
-                    && text(&dns["domain"])
-                    && ["nameservers", "search", "options"].iter().all(|key| texts(&dns[key]))
-            },
-            "an object with nameservers, search and options, lists of strings, and domain, a string",
-        ),
+    let checks = [
+        ("capabilities", &capabilities as &dyn Fn(&Value) -> bool, "an object of true or false, by name"),
+        ("ipam", &ipam, "an object whose type is a string"),
+        ("dns", &dns, "an object with nameservers, search and options, lists of strings, and domain, a string"),
         ("prevResult", &Value::is_object, "an object"),
         ("cni.dev/valid-attachments", &attachments, "a list of objects with containerID and ifname, strings"),
-    ] {
+    ];
+    for (key, is_valid, expected) in checks {
         if let Some(other) = keys.get(key).filter(|value| !value.is_null() && !is_valid(value)) {
-            return invalid(key, other, expected);
+            return Err(wrong_type(&format!("{place}.{key}"), other, expected));
         }
     }
     let mut keys = keys.clone();

@@ -3,7 +3,6 @@
 use super::annotations::Selection;
 use crate::cni::result::AddResult;
 use crate::cni::{Code, Error};
-use std::collections::HashMap;
 use std::net::IpAddr;
 
 /// Returns the interface names of all networks, the default network first. Each network comes with its place, for
@@ -14,7 +13,7 @@ use std::net::IpAddr;
 /// # Errors
 /// [`Code::InvalidConfig`]: two interfaces have the same name; the message contains both places.
 pub fn interface_names(ifname: &str, networks: &[(String, Option<&Selection>)]) -> Result<Vec<String>, Error> {
-    let (mut names, mut places): (Vec<String>, HashMap<String, &str>) = (Vec::new(), HashMap::new());
+    let mut names: Vec<String> = Vec::new();
     for (position, (place, selection)) in networks.iter().enumerate() {
         let requested = selection.and_then(|selection| selection.interface.clone());
         let (why, name) = match (requested, position) {
@@ -22,10 +21,11 @@ pub fn interface_names(ifname: &str, networks: &[(String, Option<&Selection>)]) 
             (None, 0) => ("from the runtime", ifname.to_owned()),
             (None, position) => ("by its position", format!("net{position}")),
         };
-        if let Some(other) = places.insert(name.clone(), place) {
+        if let Some(other) = names.iter().position(|used| *used == name) {
             let msg = format!(
-                "{place}: interface name {name:?} ({why}) is already used by {other}; \
-                 request another name with NAME@INTERFACE or \"interface\""
+                "{place}: interface name {name:?} ({why}) is already used by {}; \
+                 request another name with NAME@INTERFACE or \"interface\"",
+                networks[other].0
             );
             return Err(Error::new(Code::InvalidConfig, msg));
         }

@@ -3,7 +3,6 @@
 
 mod annotations;
 mod configuration;
-mod definition;
 mod files;
 mod interfaces;
 mod resolve;
@@ -13,10 +12,11 @@ mod tests;
 
 pub use annotations::{Selection, Selections, default_network, networks};
 pub use configuration::RunnableConfiguration;
-pub use definition::{InstalledNetwork, configuration, installed_network, plugin_types, runs_own_type};
 pub use files::{auxiliary_chain, beside, check_chained_plugin};
 pub use interfaces::{
     DefaultRouteChange, check_default_routes, interface_names, move_default_route, moves_default_route,
 };
-pub use resolve::{PodNetwork, PodNetworks, check_isolation, resolve};
+pub use resolve::{
+    InstalledNetwork, PodNetwork, PodNetworks, configuration, installed_network, plugin_types, resolve, runs_own_type,
+};
 pub use status::{AddedNetwork, added_interface, network_status, no_network_found};

@@ -33,8 +33,8 @@ struct NetworkStatusEntry<'a> {
     ips: Vec<IpAddr>,
     #[serde(skip_serializing_if = "str::is_empty")]
     mac: &'a str,
-    #[serde(skip_serializing_if = "is_zero")]
-    mtu: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mtu: Option<u32>,
     #[serde(skip_serializing_if = "Not::not")]
     default: bool,
     dns: &'a Dns,
@@ -86,7 +86,7 @@ impl<'a> AddedNetwork<'a> {
             interface: interface.map_or("", |interface| &interface.name),
             ips,
             mac: interface.map_or("", |interface| &interface.mac),
-            mtu: interface.map_or(0, |interface| interface.mtu),
+            mtu: interface.map(|interface| interface.mtu).filter(|mtu| *mtu != 0),
             default,
             dns: &self.result.dns,
             device_info: self.device_info,
@@ -101,12 +101,6 @@ fn indented(entry: &NetworkStatusEntry<'_>) -> String {
     // Serialization of strings, numbers and lists to memory cannot fail.
     let _ = entry.serialize(&mut serializer);
     String::from_utf8_lossy(&text).into_owned()
-}
-
-// serde passes a reference.
-#[expect(clippy::trivially_copy_pass_by_ref)]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
 }
 
 /// Returns the event that an interface was added; `None` if the result has neither an interface nor an address.

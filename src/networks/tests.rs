@@ -2,6 +2,7 @@
 
 use super::annotations::{default_network, networks};
 use super::{Selection, Selections, annotations};
+use crate::cluster::ObjectRef;
 use crate::cni::{Code, Error};
 use crate::pod::Pod;
 use crate::pod::well_known::{DEFAULT_NETWORK, NETWORKS};
@@ -39,9 +40,9 @@ fn the_default_network_is_a_single_one_with_its_own_default_namespace() {
     assert_eq!(default_network(&Pod::default(), "x"), Ok(Selections::default()));
     for text in ["ovn", "[{\"name\": \"ovn\"}]"] {
         let elements = default(text).expect("accepted").elements;
-        assert_eq!((&*elements[0].namespace, &*elements[0].name), ("kube-system", "ovn"));
+        assert_eq!((&*elements[0].object.namespace, &*elements[0].object.name), ("kube-system", "ovn"));
     }
-    assert_eq!(default("other/ovn@eth9").expect("accepted").elements[0].namespace, "other");
+    assert_eq!(default("other/ovn@eth9").expect("accepted").elements[0].object.namespace, "other");
     for (text, count) in [("a,b", 2), ("", 0), ("[]", 0)] {
         let error = default(text).expect_err("not one");
         let wanted =
@@ -54,7 +55,7 @@ fn the_default_network_is_a_single_one_with_its_own_default_namespace() {
 fn elements(text: &str) -> Vec<(String, String, String)> {
     let selections = parsed(text).unwrap_or_else(|error| panic!("{error}"));
     assert!(selections.warnings.is_empty(), "{:?}", selections.warnings);
-    let named = |s: Selection| (s.namespace, s.name, s.interface.unwrap_or_default());
+    let named = |s: Selection| (s.object.namespace, s.object.name, s.interface.unwrap_or_default());
     selections.elements.into_iter().map(named).collect()
 }
 
@@ -129,7 +130,7 @@ fn a_long_invalid_name_is_shortened() {
 fn an_empty_namespace_or_interface_causes_a_warning() {
     for (text, character) in [("a, /b", 4), ("a,b@", 3)] {
         let selections = parsed(text).expect("accepted");
-        assert_eq!((&*selections.elements[1].namespace, &*selections.elements[1].name), ("shop", "b"));
+        assert_eq!((&*selections.elements[1].object.namespace, &*selections.elements[1].object.name), ("shop", "b"));
         assert_eq!(selections.elements[1].interface, None);
         let place = format!("element 2 at character {character}: no name");
         assert!(selections.warnings[0].contains(&place), "{:?}", selections.warnings);
@@ -152,32 +153,34 @@ fn every_field_is_parsed() {
         "cni-args": {"uid-exclude": {"uids": [7]}}, "default-route": ["10.0.0.1", "fd00::1"],
         "ipam-claim-reference": "claim",
     }));
+    let requests = json!({
+        "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "TCP", "hostIP": ""}],
+        "bandwidth": {"ingressRate": 1000, "ingressBurst": 800, "egressRate": 0}, "ips": ["10.0.0.9", "fd00::9/64"],
+        "mac": "02:00:00:00:00:01", "infinibandGUID": "11:22:33:44:55:66:77:88", "deviceID": "0000:00:01.0",
+    });
     let wanted = Selection {
         place: r#"annotation "k8s.v1.cni.cncf.io/networks" of pod shop/web-0: element 1 at character 2"#.into(),
-        namespace: "ns1".into(),
-        name: "mac.vlan".into(),
+        object: ObjectRef { namespace: "ns1".into(), name: "mac.vlan".into() },
         interface: Some("data0".into()),
-        ips: vec!["10.0.0.9".into(), "fd00::9/64".into()],
-        mac: Some("02:00:00:00:00:01".into()),
-        infiniband_guid: Some("11:22:33:44:55:66:77:88".into()),
-        port_mappings: vec![json!({"hostPort": 8080, "containerPort": 80, "protocol": "TCP", "hostIP": ""})],
-        bandwidth: Some(json!({"ingressRate": 1000, "ingressBurst": 800, "egressRate": 0})),
-        device_id: Some("0000:00:01.0".into()),
+        runtime_config: requests.as_object().expect("an object").clone(),
         cni_args: json!({"uid-exclude": {"uids": [7]}}).as_object().expect("an object").clone(),
         default_route: Some(vec!["10.0.0.1".parse().expect("IPv4"), "fd00::1".parse().expect("IPv6")]),
     };
     assert_eq!(read, wanted);
+    assert_eq!(read.args(), [("MAC", "02:00:00:00:00:01".into()), ("IP", "10.0.0.9,fd00::9/64".into())]);
 }
 
 #[test]
 fn null_and_empty_values_count_as_unset() {
-    let bare = Selection { name: "a".into(), ..one(&json!({"name": "a"})) };
+    let bare = one(&json!({"name": "a"}));
     let keys = ["namespace", "interface", "interfaceRequest", "mac", "infiniband-guid", "deviceID"];
     let nulls = keys.into_iter().chain(["ips", "portMappings", "bandwidth", "cni-args", "default-route"]);
     for (key, value) in keys.map(|key| (key, json!(""))).into_iter().chain(nulls.map(|key| (key, Value::Null))) {
         assert_eq!(one(&json!({"name": "a", key: value})), bare, "{key}");
     }
-    assert_eq!((&*bare.namespace, bare.default_route), ("shop", None));
+    assert_eq!(one(&json!({"name": "a", "ips": [], "portMappings": []})), bare);
+    assert!(bare.runtime_config.is_empty() && bare.args().is_empty());
+    assert_eq!((&*bare.object.namespace, bare.default_route), ("shop", None));
     assert_eq!(one(&json!({"name": "a", "default-route": []})).default_route, Some(Vec::new()));
     let mapped = one(&json!({"name": "a", "default-route": ["::ffff:10.11.0.254"]}));
     assert_eq!(mapped.default_route, Some(vec!["10.11.0.254".parse().expect("IPv4")]));
@@ -192,7 +195,7 @@ fn the_old_name_of_interface_applies_if_the_new_one_is_unset() {
 #[test]
 fn field_names_are_case_insensitive() {
     let read = one(&json!({"Name": "a", "NameSpace": "b", "defaUlt-route": []}));
-    assert_eq!((&*read.namespace, &*read.name, read.default_route), ("b", "a", Some(Vec::new())));
+    assert_eq!((&*read.object.namespace, &*read.object.name, read.default_route), ("b", "a", Some(Vec::new())));
 }
 
 #[test]
@@ -319,7 +322,7 @@ proptest! {
         }).collect();
         for text in [comma.join(","), Value::Array(json).to_string()] {
             let read = parsed(&text).map_err(|error| TestCaseError::fail(error.to_string()))?;
-            let read: Vec<_> = read.elements.into_iter().map(|s| (s.namespace, s.name, s.interface)).collect();
+            let read: Vec<_> = read.elements.into_iter().map(|s| (s.object.namespace, s.object.name, s.interface)).collect();
             prop_assert_eq!(&read, &wanted, "{}", text);
         }
     }

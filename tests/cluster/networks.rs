@@ -120,7 +120,7 @@ fn the_networks_of_a_meshed_pod_on_openshift_are_resolved() {
     assert_eq!(found.networks[1].configuration.text, istio);
     assert_eq!(found.networks[2].configuration.text, BRIDGE);
     assert_eq!(found.networks[0].selection, None);
-    assert_eq!(found.networks[2].selection.as_ref().map(|selection| &*selection.name), Some("mac.vlan"));
+    assert_eq!(found.networks[2].selection.as_ref().map(|selection| &*selection.object.name), Some("mac.vlan"));
     assert_eq!(cluster.requested(), ["default/istio-cni", "shop/mac.vlan"], "each definition once");
 }
 

@@ -283,7 +283,7 @@ fn the_networks_of_the_pod_and_of_the_injector_are_both_selected() {
         pod.annotations.insert(networks_key.into(), networks_value.into());
         let selected = networks::networks(&pod).expect("understood");
         let selected: Vec<_> =
-            selected.elements.iter().map(|one| (one.namespace.as_str(), one.name.as_str())).collect();
+            selected.elements.iter().map(|one| (one.object.namespace.as_str(), one.object.name.as_str())).collect();
         assert_eq!(selected, [("shop", "alt-net"), ("default", "istio-cni")], "{version}: {networks_value}");
     }
 }

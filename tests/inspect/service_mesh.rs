@@ -36,7 +36,7 @@ fn selected(pod: &Value) -> Vec<String> {
         facts.annotations.insert(key.clone(), value.as_str().expect("text").to_owned());
     }
     let selections = networks::networks(&facts).expect("valid annotation");
-    selections.elements.iter().map(|one| format!("{}/{}", one.namespace, one.name)).collect()
+    selections.elements.iter().map(|one| one.object.to_string()).collect()
 }
 
 fn explain(pod: &Value, arguments: &[&str]) -> Value {

@@ -84,7 +84,7 @@ fn unselected_network(subject: &Subject) -> Option<(String, String)> {
         }
         InstalledNetwork::NotSelected => {
             let selected = networks(pod).map(|selections| selections.elements).unwrap_or_default();
-            let names = joined(selected.iter().map(|one| &one.name));
+            let names = joined(selected.iter().map(|one| &one.object.name));
             let found = match pod.annotations.contains_key(NETWORKS) {
                 false => "is not set".to_owned(),
                 true if names.is_empty() => "selects no network".to_owned(),

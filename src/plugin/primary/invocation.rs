@@ -121,7 +121,7 @@ impl Invocation {
         let passed = runtime_config.iter().filter(|(key, _)| is_passed(key));
         let mut runtime_config: Map<_, _> = passed.map(|(key, value)| (key.clone(), value.clone())).collect();
         let selection = network.selection.as_ref();
-        runtime_config.extend(selection.map(Selection::runtime_config).unwrap_or_default());
+        runtime_config.extend(selection.map(|selection| selection.runtime_config.clone()).unwrap_or_default());
         if runtime_config.get("deviceID").and_then(Value::as_str).is_some_and(|id| !id.is_empty()) {
             let container = request.container_id.as_str();
             let file = format!("{}-{container}_{}", network.name, network.interface).replace('/', "-");
