@@ -156,9 +156,8 @@ pub(super) fn combined(all: &[AppliedConf]) -> Result<NetConf, Error> {
 /// The files of attachments, as a source of definitions. As for Multus, a definition without a configuration has that of
 /// the file with its name. Without `source`, the configuration of every other definition is unknown.
 pub(super) struct Files<'a> {
-    /// The places of the files by the names of their networks.
-    pub(super) places: BTreeMap<String, String>,
-    texts: BTreeMap<String, String>,
+    /// The files by the names of their networks.
+    by_name: BTreeMap<&'a str, &'a AppliedConf>,
     source: Option<&'a dyn Definitions>,
 }
 
@@ -166,17 +165,15 @@ pub(super) struct Files<'a> {
 const UNKNOWN: &str = r#"{"cniVersion": "1.1.0", "type": "unseen"}"#;
 
 impl<'a> Files<'a> {
-    pub(super) fn of(all: &[AppliedConf], source: Option<&'a dyn Definitions>) -> Self {
-        let attachments = || all.iter().filter(|applied| applied.as_attachment);
-        let text = |applied: &AppliedConf| Some((applied.conf.name.clone(), applied.text.clone()?));
-        let place = |applied: &AppliedConf| (applied.conf.name.clone(), applied.origin.places.join(", "));
-        Self { places: attachments().map(place).collect(), texts: attachments().filter_map(text).collect(), source }
+    pub(super) fn of(all: &'a [AppliedConf], source: Option<&'a dyn Definitions>) -> Self {
+        let attachments = all.iter().filter(|applied| applied.as_attachment);
+        Self { by_name: attachments.map(|applied| (&*applied.conf.name, applied)).collect(), source }
     }
 }
 
 impl Definitions for Files<'_> {
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        let text = |query: &DefinitionQuery| self.texts.get(&query.object.name).cloned();
+        let text = |query: &DefinitionQuery| self.by_name.get(&*query.object.name)?.text.clone();
         let found = |query: &DefinitionQuery, config| {
             Lookup::Found(Definition { object: query.object.clone(), config, ..Definition::default() })
         };
@@ -244,21 +241,21 @@ impl NetworkLead {
 pub(super) fn selected_networks(
     pod: &Pod,
     definitions: Option<&BTreeMap<ObjectRef, Lookup>>,
-    files: &BTreeMap<String, String>,
+    Files { by_name: files, .. }: &Files<'_>,
 ) -> Vec<SelectedNetwork> {
     let selected = networks(pod).map(|selections| selections.elements).unwrap_or_default();
     // With several files, the missing one is a typo. A name that the pod selects too is another network.
-    let unselected = || files.keys().filter(|name| selected.iter().all(|one| one.object.name != **name));
+    let unselected = || files.keys().filter(|name| selected.iter().all(|one| one.object.name != ***name));
     let is_guessed = definitions.is_none() && files.len() > 1;
-    let lead = |object: &ObjectRef| match (definitions.and_then(|known| known.get(object)), files.get(&object.name)) {
+    let lead = |object: &ObjectRef| match (definitions.and_then(|known| known.get(object)), files.get(&*object.name)) {
         (Some(Lookup::Found(definition)), _) if !definition.config.trim().is_empty() => {
             NetworkLead::Definition(plugin_types(definition))
         }
-        (Some(Lookup::Found(_)) | None, Some(place)) => NetworkLead::File(place.clone()),
+        (Some(Lookup::Found(_)) | None, Some(file)) => NetworkLead::File(file.origin.places.join(", ")),
         (Some(Lookup::Found(_)), None) => NetworkLead::OnNode,
         (Some(Lookup::Missing(_)), _) => NetworkLead::Missing,
         (None, None) => {
-            let similar = closest(&object.name, unselected().map(String::as_str)).filter(|_| is_guessed);
+            let similar = closest(&object.name, unselected().copied()).filter(|_| is_guessed);
             NetworkLead::Unknown(similar.map(str::to_owned))
         }
     };

@@ -207,7 +207,7 @@ impl Subject {
         let definitions = source.filter(|_| !is_built_in).map(|source| selected_definitions(&facts.pod, source));
         let selected = match is_built_in {
             true => Vec::new(),
-            false => selected_networks(&facts.pod, definitions.as_ref(), &files.places),
+            false => selected_networks(&facts.pod, definitions.as_ref(), &files),
         };
         let runs_own = |lookup: &Lookup| matches!(lookup, Lookup::Found(definition) if runs_own_type(definition));
         let has_own = definitions.iter().flat_map(BTreeMap::values).any(runs_own);

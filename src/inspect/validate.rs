@@ -97,7 +97,10 @@ pub fn validate_text(
             match documents.iter().find(is_plain).map(helm_values) {
                 Some(Some(values)) => Err(values),
                 // Its only problem is that it is not JSON.
-                Some(None) => Ok(found.push((String::new(), ConfKind::Configuration, text.to_owned()))),
+                Some(None) => {
+                    found.push((String::new(), ConfKind::Configuration, text.to_owned()));
+                    Ok(())
+                }
                 None => documents.iter().try_for_each(|document| find(document, text, &mut found)),
             }
         }

@@ -267,7 +267,8 @@ impl TextReport for Explanation {
             vec![name, Cell::of(scope_text(c.scope)), sources(&c.sources)]
         };
         let traffic = |e: &ExcludedTraffic| {
-            vec![Cell::of(&e.who), Cell::of(shown(e.what())), Cell::of(e.described_sources()).tone(Tone::Faint)]
+            let noted: Vec<String> = e.sources.iter().chain(&e.note).cloned().collect();
+            vec![Cell::of(&e.who), Cell::of(shown(e.what())), sources(&noted)]
         };
         let grouped = if self.all { self.exclusions.clone() } else { grouped(&self.exclusions) };
         let bypassing = self.excluded_containers.iter().map(container).chain(grouped.iter().map(traffic));
