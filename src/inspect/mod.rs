@@ -16,7 +16,7 @@ mod trace;
 mod validate;
 
 pub use crate::cni::configuration;
-pub use child::{ProgramOutput, run_program};
+pub use child::run_program;
 pub use configurations::{NetworkLead, SelectedNetwork};
 pub use elements::{ContainerSender, ContainerSets, ElementLine};
 pub use explain::{
