@@ -126,6 +126,7 @@ pub fn examine(target: &CheckTarget) -> Checklist {
     for check in CHECKS {
         let applies = match check.group {
             "node" | "cluster" | "kernel" | "containers" => true,
+            // About a pod, only its own policy is checked.
             "policies" => (check.id == "policies") == target.pod.is_none(),
             "probe" => target.probe,
             _ => target.pod.is_some(),

@@ -288,15 +288,19 @@ impl NodeCheck {
             NodeResult::Unhealthy => ("UNHEALTHY", Tone::Bad),
             NodeResult::Skipped => ("skipped", Tone::Faint),
         };
-        let ids = self.failed.iter().chain(&self.warnings).map(|check| &*check.id);
-        let mut what: Vec<&str> = self.reason.as_deref().into_iter().chain(ids).collect();
-        what.dedup();
+        let named = |title: &str, checks: &[ReportLine]| {
+            let mut ids: Vec<&str> = checks.iter().map(|check| &*check.id).collect();
+            ids.dedup();
+            (!ids.is_empty()).then(|| format!("{title}: {}", joined(ids)))
+        };
+        let checks = [named("failed", &self.failed), named("warnings", &self.warnings)];
+        let what: Vec<String> = self.reason.iter().cloned().chain(checks.into_iter().flatten()).collect();
         vec![
             Cell::of(&self.node).tone(Tone::Strong),
             Cell::of(word).tone(tone),
             Cell::of(self.version.as_deref().unwrap_or("-")),
             Cell::of(self.agent.as_deref().unwrap_or("no agent")),
-            Cell::of(joined(what)).tone(Tone::Faint),
+            Cell::of(what.join("; ")).tone(Tone::Faint),
         ]
     }
 }
@@ -408,7 +412,7 @@ mod tests {
             ),
             "{text}"
         );
-        assert!(text.contains("  policies, pod-policy\n"), "{text}");
+        assert!(text.contains("warnings: policies, pod-policy\n"), "{text}");
         assert!(text.contains("  warn pod-policy (c)\n        x/y: older\\u{1b}[2J\n        next: d\n"), "{text}");
     }
 
