@@ -75,7 +75,7 @@ enum Effect {
 }
 
 /// An item by its name in conf/README.md, a change to the pod, and the effect.
-type Item = (&'static str, Box<dyn Fn(&mut Value)>, Effect);
+type Item<Change = Box<dyn Fn(&mut Value)>> = (&'static str, Change, Effect);
 
 fn items() -> Vec<Item> {
     use Effect::{None, NotRedirected, Proxy, Set};
@@ -107,7 +107,7 @@ fn items() -> Vec<Item> {
     let annotated = annotations.into_iter().map(|(key, value, effect)| -> Item {
         (key, Box::new(move |pod| pod["metadata"]["annotations"][key] = value.into()), effect)
     });
-    let others: Vec<(&str, fn(&mut Value), Effect)> = vec![
+    let others: Vec<Item<fn(&mut Value)>> = vec![
         (
             "sidecar.istio.io/status",
             |pod| {
