@@ -98,11 +98,14 @@ impl AgentArguments {
         // Its requests share one connection.
         let account = self.install.account().map(|account| account.on_node(self.node_name()).for_tasks());
         let account_for = |purpose: &str| account.clone().map_err(|why| anyhow!("{purpose}: {why}"));
-        let plugin_token = self.plugin_service_account.as_ref().filter(|name| !name.is_empty()).map(|name| {
-            let flag = "--plugin-service-account";
-            Ok(PluginToken::start(account_for(flag)?, self.own_object(flag, name)?, metrics.clone()))
-        });
-        let plugin_token = as_usage(plugin_token.transpose())?;
+        let flag = "--plugin-service-account";
+        let plugin_token = match self.plugin_service_account.as_ref().filter(|name| !name.is_empty()) {
+            Some(name) => {
+                let (account, of) = (as_usage(account_for(flag))?, as_usage(self.own_object(flag, name))?);
+                Some(PluginToken::start(account, of, metrics.clone()).await)
+            }
+            None => None,
+        };
         let daemon_set = self.daemon_set.as_ref().map(|name| self.own_object("--daemon-set", name));
         let daemon_set = as_usage(daemon_set.transpose())?;
         let owner = daemon_set.as_ref().map(ObjectRef::to_string);

@@ -1,11 +1,10 @@
 //! The networks that a pod selects, and what each leads to.
 
 use crate::cluster::{DefinitionQuery, Definitions, Lookup, ObjectRef};
-use crate::cni::{Code, Error, GLOBAL_NAMESPACE, SYSTEM_NAMESPACE};
+use crate::cni::{Code, Error, GLOBAL_NAMESPACE, SYSTEM_NAMESPACE, closest};
 use crate::networks::{Selection, default_network, networks, plugin_types};
 use crate::pod::Pod;
 use crate::pod::well_known::NETWORKS;
-use crate::suggest::closest;
 use std::collections::BTreeMap;
 
 /// A network that a pod selects.

@@ -1,7 +1,7 @@
 //! The routes of the calling thread's network namespace: the interfaces of those to public addresses, the replacement of
 //! default routes by routes to other gateways, and the interface through which packets to an address leave.
 
-use super::addresses::links;
+use super::rtnetlink::links;
 use super::rtnetlink::{
     EXISTS, FAMILIES, MISSING, RTM_DELROUTE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, accept, bytes, failed, list,
     open, request, rule_header,

@@ -8,9 +8,9 @@ use super::{
     Answer, Configure, NriContainer, NriPod, NriReport, PLUGIN_SERVICE, RUNTIME_SERVICE, RegisterPlugin, SUBSCRIPTION,
     Synchronize, event,
 };
-use crate::backoff::Backoff;
 use crate::cni::is_identifier;
 use crate::trusted_file::{check, is_trusted};
+use crate::wait::Backoff;
 use prost::{DecodeError, Message};
 use std::convert::Infallible;
 use std::fs;
