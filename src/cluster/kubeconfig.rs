@@ -454,7 +454,7 @@ mod tests {
 
     #[test]
     fn the_expiry_is_read_from_the_claims() {
-        let expiry = |token: &str| claims(token).and_then(|claims| super::expiry(&claims));
+        let expiry = |token: &str| claims(token).and_then(|claims| expiry(&claims));
         // {"exp":1893456000,"aud":["??>"]}
         assert_eq!(expiry("e30.eyJleHAiOjE4OTM0NTYwMDAsImF1ZCI6WyI_Pz4iXX0.c2ln"), Some(1_893_456_000));
         for none in ["opaque", "e30.e30.c2ln", "a.b", "e30.%%.c", "e30.eyJleHAiOjF9.c.d"] {

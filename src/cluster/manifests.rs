@@ -5,7 +5,7 @@
 use super::resources::{
     DEFAULT_NAMESPACE, Definition, DefinitionObject, DefinitionQuery, Event, Lookup, NamespaceObject, PodObject,
 };
-use super::{Cluster, Definitions, uid_mismatch, with_pod};
+use super::{Cluster, Definitions, uid_mismatch};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::trusted_file::{FileError, check, names_in, read_trusted};
@@ -127,16 +127,7 @@ impl Objects {
         }
         Ok(())
     }
-}
 
-/// A source with only these definitions.
-impl Definitions for Objects {
-    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        Ok(self.look_up(wanted, "not found in the given objects"))
-    }
-}
-
-impl Objects {
     /// Returns a namespace. One without a manifest has no annotations, because many directories contain only pods.
     fn namespace(&self, name: &str) -> Namespace {
         let found = self.namespaces.iter().find(|namespace| namespace.name == *name).cloned();
@@ -149,6 +140,13 @@ impl Objects {
             .iter()
             .map(|query| found(query).map_or_else(|| Lookup::Missing(missing.to_owned()), Lookup::Found))
             .collect()
+    }
+}
+
+/// A source with only these definitions.
+impl Definitions for Objects {
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
+        Ok(self.look_up(wanted, "not found in the given objects"))
     }
 }
 
@@ -187,11 +185,11 @@ impl Cluster for Manifests {
             let pod = self.pod(&objects, wanted)?;
             Ok(Facts { pod, namespace: with_namespace.then(|| objects.namespace(&wanted.namespace)) })
         });
-        found.map_err(|error| with_pod(wanted, error))
+        found.map_err(|error| error.of_pod(&wanted.namespace, &wanted.name))
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        let objects = self.read().map_err(|error| with_pod(wanted, error))?;
+        let objects = self.read().map_err(|error| error.of_pod(&wanted.namespace, &wanted.name))?;
         Ok(objects.namespace(&wanted.namespace))
     }
 

@@ -100,8 +100,3 @@ fn uid_mismatch(found: &Pod, wanted: &PodRef) -> String {
     let (found, wanted) = (found.uid.as_deref().unwrap_or_default(), wanted.uid.as_deref().unwrap_or_default());
     format!("UID mismatch: expected {wanted}, got {found}")
 }
-
-/// Returns the error with the pod's name in its message, once.
-fn with_pod(PodRef { namespace, name, .. }: &PodRef, error: Error) -> Error {
-    error.of_pod(namespace, name)
-}

@@ -273,14 +273,10 @@ pub struct Permission {
 
 impl fmt::Display for Permission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.verb, self.resource)?;
-        if let Some(subresource) = self.subresource {
-            write!(f, "/{subresource}")?;
-        }
-        if !self.group.is_empty() {
-            write!(f, ".{}", self.group)?;
-        }
-        f.write_str(" in all namespaces")
+        let Self { verb, group, resource, subresource } = self;
+        let subresource = subresource.map(|one| format!("/{one}")).unwrap_or_default();
+        let dot = if group.is_empty() { "" } else { "." };
+        write!(f, "{verb} {resource}{subresource}{dot}{group} in all namespaces")
     }
 }
 
@@ -336,7 +332,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn pod(value: Value) -> pod::Pod {
+    fn pod(value: Value) -> Pod {
         serde_json::from_value::<PodObject>(value).expect("a pod").into()
     }
 
@@ -368,7 +364,7 @@ mod tests {
             "status": {"phase": "Pending"}
         }));
         let container = |name: &str| pod::Container { name: name.into(), ..pod::Container::default() };
-        let expected = pod::Pod {
+        let expected = Pod {
             addresses: Vec::new(),
             namespace: "n".into(),
             name: "p".into(),
@@ -404,7 +400,7 @@ mod tests {
             "spec": {"hostNetwork": null, "securityContext": null, "dnsConfig": null, "initContainers": null,
                      "containers": null}
         }));
-        let expected = pod::Pod { namespace: "default".into(), name: "p".into(), ..pod::Pod::default() };
+        let expected = Pod { namespace: "default".into(), name: "p".into(), ..Pod::default() };
         assert_eq!((bare, null), (expected.clone(), expected));
 
         let null = pod(json!({

@@ -287,7 +287,7 @@ mod tests {
     }
 
     fn current() -> NetnsId {
-        NetnsId::of(&std::fs::metadata(OWN_NETNS).expect("readable"))
+        NetnsId::of(&fs::metadata(OWN_NETNS).expect("readable"))
     }
 
     #[test]

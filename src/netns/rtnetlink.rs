@@ -11,6 +11,10 @@ use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressHeader, AddressHeaderFlags, AddressMessage};
 use netlink_packet_route::rule::{RuleAction, RuleHeader};
 use nix::errno::Errno;
+pub(super) use nix::libc::{
+    RTM_DELADDR, RTM_DELROUTE, RTM_DELRULE, RTM_GETADDR, RTM_GETLINK, RTM_GETROUTE, RTM_GETRULE, RTM_NEWADDR,
+    RTM_NEWROUTE, RTM_NEWRULE,
+};
 use nix::sys::socket::SockProtocol;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -19,18 +23,6 @@ use std::time::{Duration, Instant};
 
 /// The index of the interface lo: the kernel creates it first in every namespace (net/core/dev.c).
 pub(super) const LO: u32 = 1;
-
-/// The message types (linux/rtnetlink.h).
-pub(super) const RTM_GETLINK: u16 = 18;
-pub(super) const RTM_NEWADDR: u16 = 20;
-pub(super) const RTM_DELADDR: u16 = 21;
-pub(super) const RTM_GETADDR: u16 = 22;
-pub(super) const RTM_NEWROUTE: u16 = 24;
-pub(super) const RTM_DELROUTE: u16 = 25;
-pub(super) const RTM_GETROUTE: u16 = 26;
-pub(super) const RTM_NEWRULE: u16 = 32;
-pub(super) const RTM_DELRULE: u16 = 33;
-pub(super) const RTM_GETRULE: u16 = 34;
 
 /// The address families of a pod.
 pub(super) const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];

@@ -5,7 +5,7 @@
 
 use super::api::{Api, WRITE_TIMEOUT};
 use super::resources::{DefinitionQuery, Event, Lookup};
-use super::{Cluster, Definitions, with_pod};
+use super::{Cluster, Definitions};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use nix::errno::Errno;
@@ -178,7 +178,7 @@ impl Cluster for AgentClient {
         };
         let ask = RequestKind::Facts { pod: wanted.clone(), with_namespace };
         let facts = self.request(ask, self.timeout, read, |api| api.facts(wanted, with_namespace));
-        facts.map_err(|error| with_pod(wanted, error))
+        facts.map_err(|error| error.of_pod(&wanted.namespace, &wanted.name))
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
@@ -188,7 +188,7 @@ impl Cluster for AgentClient {
         };
         let ask = RequestKind::Namespace { pod: wanted.clone() };
         let namespace = self.request(ask, self.timeout, read, |api| api.namespace(wanted));
-        namespace.map_err(|error| with_pod(wanted, error))
+        namespace.map_err(|error| error.of_pod(&wanted.namespace, &wanted.name))
     }
 
     fn probe(&self) -> Result<(), Error> {

@@ -7,7 +7,7 @@ use crate::cluster::resources::{
     DaemonSetObject, DefinitionObject, DefinitionQuery, Event, Lookup, NamespaceObject, NodeSpec, Object, ObjectRef,
     Permission, PodObject, ScheduledPod, Workload,
 };
-use crate::cluster::{Cluster, Definitions, uid_mismatch, with_pod};
+use crate::cluster::{Cluster, Definitions, uid_mismatch};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use futures_util::TryStreamExt;
@@ -229,11 +229,12 @@ impl Api {
 
 impl Cluster for Api {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        self.wait_for(self.find_facts(wanted, with_namespace)).map_err(|error| with_pod(wanted, error))
+        self.wait_for(self.find_facts(wanted, with_namespace))
+            .map_err(|error| error.of_pod(&wanted.namespace, &wanted.name))
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        self.wait_for(self.find_namespace(wanted)).map_err(|error| with_pod(wanted, error))
+        self.wait_for(self.find_namespace(wanted)).map_err(|error| error.of_pod(&wanted.namespace, &wanted.name))
     }
 
     fn probe(&self) -> Result<(), Error> {
