@@ -5,7 +5,6 @@ use crate::cni::LogLevel;
 use crate::printable;
 use crate::streams::Stderr;
 use crate::trusted_file::append_below;
-use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,21 +13,21 @@ use std::path::{Component, Path};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
-use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::registry::Registry;
 
 /// The directory of log files. Other paths are refused, since the author of a configuration could append to any file
 /// of the node.
 const DIRECTORY: &str = "/var/log";
 /// The maximum number of lines of levels info and warn in one call.
 const MAX_LINES: usize = 100;
-/// The maximum lengths of a line's message, of its other values together, and of each value of its context, in bytes:
-/// 4 KiB in total.
+/// The maximum lengths of a line, of its message, and of each of its other values before they are escaped, in bytes.
+const MAX_LINE_BYTES: usize = 4096;
 const MAX_MESSAGE_BYTES: usize = 2500;
-const MAX_FIELDS_BYTES: usize = 800;
-const MAX_CONTEXT_BYTES: usize = 120;
+const MAX_VALUE_BYTES: usize = 400;
 /// The maximum number of collected warnings, and of characters in each.
 const MAX_EVENTS: usize = 8;
 const MAX_EVENT_CHARACTERS: usize = 400;
@@ -58,7 +57,9 @@ pub fn start(level: LogLevel, file: Option<&Path>, context: &[(&'static str, &st
     };
     let context = context.iter().map(|(key, value)| (*key, (*value).to_owned())).collect();
     let log = Log { level, context, file, call: call.cloned() };
-    if let (Ok(()), Some((path, error))) = (tracing::subscriber::set_global_default(log), failure) {
+    if let (Ok(()), Some((path, error))) =
+        (tracing::subscriber::set_global_default(Registry::default().with(log)), failure)
+    {
         tracing::warn!(file = %path.display(), %error, "can't open log_file; logging to stderr only");
     }
 }
@@ -76,20 +77,19 @@ pub fn check_log_file(file: &Path) -> Result<(), String> {
     Err(format!("invalid value {:?}; expected a path below {DIRECTORY} without \"..\"", file.display().to_string()))
 }
 
-/// Appends ` key=value` with at most `room` bytes of the value. The value is quoted and escaped (as by
+/// Appends ` key=value` with at most `max` bytes of the value. The value is quoted and escaped (as by
 /// [`printable::line`]) if it is not one word or contains characters that terminals interpret.
-fn pair(line: &mut dyn fmt::Write, key: &str, value: &str, room: usize) -> fmt::Result {
-    let value = cut(value, room);
+fn add_pair(line: &mut String, key: &str, value: &str, max: usize) {
+    let value = printable::cut(value, max);
     let plain = |c: char| !c.is_whitespace() && !printable::is_interpreted(c) && c != '"' && c != '=';
-    if !value.is_empty() && value.chars().all(plain) {
-        write!(line, " {key}={value}")
+    *line += &if !value.is_empty() && value.chars().all(plain) {
+        format!(" {key}={value}")
     } else {
-        write!(line, " {key}={value:?}")
-    }
+        format!(" {key}={value:?}")
+    };
 }
 
-/// Prints and collects the events of this process. Spans, which only dependencies have, are ignored: the registry of
-/// `tracing-subscriber` allocates a table for them in each call of the plugin.
+/// Prints and collects the events of this process. Spans, which only dependencies have, are ignored.
 struct Log {
     level: LevelFilter,
     /// The pairs at the end of each line.
@@ -108,22 +108,22 @@ impl Log {
         self.call.is_some() && is_own(metadata) && *metadata.level() <= Level::DEBUG
     }
 
-    fn line(&self, level: Level, fields: &EventFields) -> Result<String, fmt::Error> {
+    fn line(&self, level: Level, fields: &EventFields) -> String {
         let mut line = "time=".to_owned();
-        SystemTime.format_time(&mut Writer::new(&mut line))?;
+        // Writing to a string can't fail.
+        let _ = SystemTime.format_time(&mut Writer::new(&mut line));
         line += &format!(" level={}", level.as_str().to_ascii_lowercase());
-        pair(&mut line, "msg", &fields.message, MAX_MESSAGE_BYTES)?;
+        add_pair(&mut line, "msg", &fields.message, MAX_MESSAGE_BYTES);
         line += &fields.others;
         for (key, value) in self.context.iter().filter(|(_, value)| !value.is_empty()) {
-            pair(&mut line, key, value, MAX_CONTEXT_BYTES)?;
+            add_pair(&mut line, key, value, MAX_VALUE_BYTES);
         }
-        line.push('\n');
-        Ok(line)
+        format!("{}\n", printable::cut(&line, MAX_LINE_BYTES))
     }
 }
 
-impl Subscriber for Log {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+impl<S: Subscriber> Layer<S> for Log {
+    fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
         !metadata.is_span() && (self.prints(metadata) || self.collects(metadata))
     }
 
@@ -131,33 +131,19 @@ impl Subscriber for Log {
         Some(if self.call.is_some() { LevelFilter::DEBUG } else { self.level })
     }
 
-    fn event(&self, event: &Event<'_>) {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let (level, mut fields) = (*event.metadata().level(), EventFields::default());
         event.record(&mut fields);
         if let Some(call) = self.call.as_ref().filter(|_| self.collects(event.metadata())) {
             call.collect(level, &fields);
         }
-        if self.prints(event.metadata())
-            && self.call.as_ref().is_none_or(|call| call.admits_line(level))
-            && let Ok(line) = self.line(level, &fields)
-        {
+        if self.prints(event.metadata()) && self.call.as_ref().is_none_or(|call| call.admits_line(level)) {
+            let line = self.line(level, &fields);
             // A failure to write a log line can't be logged.
             let _ = Stderr.write_all(line.as_bytes());
             let _ = self.file.as_ref().map(|mut file| file.write_all(line.as_bytes()));
         }
     }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
 }
 
 /// Returns whether an event is this crate's, not a dependency's.
@@ -183,9 +169,7 @@ impl Visit for EventFields {
                 if name == "facts" {
                     value.clone_into(&mut self.facts);
                 }
-                let room = MAX_FIELDS_BYTES.saturating_sub(self.others.len());
-                // Writing to a string can't fail.
-                let _ = pair(&mut self.others, name, value, room);
+                add_pair(&mut self.others, name, value, MAX_VALUE_BYTES);
             }
         }
     }
@@ -193,16 +177,6 @@ impl Visit for EventFields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.record_str(field, &format!("{value:?}"));
     }
-}
-
-/// Returns the start of `value` that fits into `room` bytes including escapes.
-fn cut(value: &str, room: usize) -> Cow<'_, str> {
-    let mut used = 0;
-    let end = value.char_indices().find(|(_, c)| {
-        used += c.escape_debug().map(char::len_utf8).sum::<usize>();
-        used > room
-    });
-    end.map_or(Cow::Borrowed(value), |(end, _)| Cow::Owned(format!("{}…", &value[..end])))
 }
 
 /// The warnings and the source of facts from the events of one call, at any log level, and the number of its lines.
@@ -272,7 +246,7 @@ mod tests {
     fn values_that_are_not_one_word_are_quoted() {
         let mut pairs = String::new();
         for (key, value) in [("a", "x/y:1"), ("b", "two words"), ("c", "l1\nl2"), ("d", "k=\"v\"")] {
-            pair(&mut pairs, key, value, MAX_CONTEXT_BYTES).expect("a string");
+            add_pair(&mut pairs, key, value, MAX_VALUE_BYTES);
         }
         assert_eq!(pairs, r#" a=x/y:1 b="two words" c="l1\nl2" d="k=\"v\"""#);
     }
@@ -281,19 +255,20 @@ mod tests {
     fn context_without_a_value_is_omitted() {
         let context = [("network", "n"), ("pod", "")].map(|(key, value)| (key, value.to_owned())).into();
         let line = Log { context, ..log(LevelFilter::INFO, None) }.line(Level::INFO, &EventFields::default());
-        assert!(line.is_ok_and(|line| line.ends_with(" level=info msg=\"\" network=n\n")));
+        assert!(line.ends_with(" level=info msg=\"\" network=n\n"), "{line}");
     }
 
     #[test]
-    fn long_values_are_truncated() {
+    fn long_values_and_lines_are_truncated() {
         for value in ["a", "ä b", "\u{1b}", "\n", "\u{10ffff}", "\""] {
-            let mut line = String::new();
-            pair(&mut line, "msg", &value.repeat(100_000), MAX_MESSAGE_BYTES).expect("a string");
-            assert!(line.len() <= MAX_MESSAGE_BYTES + 20, "{value:?}: {}", line.len());
-            assert!(line.ends_with("…") || line.ends_with("…\""), "{value:?}");
+            let mut fields = EventFields { message: value.repeat(100_000), ..EventFields::default() };
+            add_pair(&mut fields.others, "key", &value.repeat(100_000), MAX_VALUE_BYTES);
+            let line = log(LevelFilter::INFO, None).line(Level::INFO, &fields);
+            assert!(line.len() <= MAX_LINE_BYTES + 1, "{value:?}: {}", line.len());
+            assert!(line.trim_end_matches(['"', '\n']).ends_with('…'), "{value:?}");
         }
-        let mut line = String::new();
-        pair(&mut line, "msg", &"a b ".repeat(MAX_MESSAGE_BYTES / 4), MAX_MESSAGE_BYTES).expect("a string");
+        let fields = EventFields { message: "a b ".repeat(MAX_MESSAGE_BYTES / 4), ..EventFields::default() };
+        let line = log(LevelFilter::INFO, None).line(Level::INFO, &fields);
         assert!(!line.contains('…'), "a value that fits is complete");
     }
 
@@ -304,7 +279,7 @@ mod tests {
     #[test]
     fn events_of_dependencies_are_printed_only_at_level_debug() {
         let is_enabled = |level, call, is_own| {
-            tracing::subscriber::with_default(log(level, call), || match is_own {
+            tracing::subscriber::with_default(Registry::default().with(log(level, call)), || match is_own {
                 true => [tracing::enabled!(Level::INFO), tracing::enabled!(Level::DEBUG)],
                 false => {
                     [tracing::enabled!(target: "kube", Level::INFO), tracing::enabled!(target: "kube", Level::DEBUG)]
@@ -322,7 +297,7 @@ mod tests {
     #[test]
     fn warnings_and_the_source_of_facts_are_collected() {
         let call = CallEvents::default();
-        tracing::subscriber::with_default(log(LevelFilter::OFF, Some(call.clone())), || {
+        tracing::subscriber::with_default(Registry::default().with(log(LevelFilter::OFF, Some(call.clone()))), || {
             tracing::info!("nothing");
             tracing::warn!(why = "so", "look {}", 1);
             tracing::debug!(facts = "agent", "answered");

@@ -4,8 +4,10 @@
 //! Everything that this program prints for people is a [`Text`]. It is the only type that `main` writes to stdout and
 //! stderr, and the only code that writes colors.
 
+use regex_lite::Regex;
 use std::borrow::Cow;
 use std::fmt::{self, Display, Formatter, Write as _};
+use std::sync::LazyLock;
 
 /// Returns whether terminals or viewers interpret the character, or display nothing for it.
 ///
@@ -58,92 +60,48 @@ pub fn xml(text: &str) -> String {
     text.replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Returns the text without user and password in URLs: `https://(redacted)@host/`.
-///
-/// A password with `/`, `?` or `#` makes the URL invalid, but is also removed.
+/// Returns the text without user and password in URLs (`https://(redacted)@host/`), also if an unescaped `/`, `?` or `#`
+/// makes the URL invalid, and without bearer tokens: the word after `Bearer`, except for prose such as `invalid bearer
+/// token`, and tokens of known form (JSON Web Tokens, those of OpenShift). A server may quote the request's header
+/// `Authorization` in its answer.
 #[must_use]
-pub fn without_userinfo(text: &str) -> Cow<'_, str> {
-    if !text.contains("://") {
-        return Cow::Borrowed(text);
-    }
-    let mut pieces = text.split("://");
-    let mut out = pieces.next().unwrap_or_default().to_owned();
-    for piece in pieces {
-        out += "://";
-        let word =
-            piece.find(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '<' | '>')).unwrap_or(piece.len());
-        let authority = piece[..word].find(['/', '?', '#']).unwrap_or(word);
-        // `user:pass/word@host`: the password may continue after the authority.
-        let end = if piece[..authority].contains(':') { word } else { authority };
-        match piece[..end].rfind('@') {
-            Some(at) => {
-                out += REDACTED;
-                out += &piece[at..];
-            }
-            None => out += piece,
-        }
-    }
-    Cow::Owned(out)
-}
-
-/// Returns the text without bearer tokens: the word after `Bearer`, and tokens of known form (JSON Web Tokens, those of
-/// OpenShift). A server may quote the request's header `Authorization` in its answer.
-#[must_use]
-pub fn without_tokens(text: &str) -> Cow<'_, str> {
-    const SCHEME: &str = "bearer";
-    const STARTS: [&str; 2] = ["eyJ", "sha256~"];
-    let is_end = |c: char| c.is_whitespace() || matches!(c, '"' | '\'' | ',' | '\\' | '<' | '>');
-    let ends_with_scheme = |word: &str| {
-        let word = word.trim_end_matches([':', '=']).as_bytes();
-        word.len().checked_sub(SCHEME.len()).is_some_and(|at| word[at..].eq_ignore_ascii_case(SCHEME.as_bytes()))
-    };
-    // Prose, as in `invalid bearer token`, has no digits or capitals.
-    let is_prose =
-        |word: &str| word.chars().all(|c| c.is_ascii_lowercase() || matches!(c, '.' | ';' | ':' | ')' | '='));
-    let (mut out, mut follows_scheme, mut found) = (String::new(), false, false);
-    for piece in text.split_inclusive(is_end) {
-        let word = piece.trim_end_matches(is_end);
-        let known = STARTS.iter().filter_map(|start| word.find(start)).min();
-        let kept = if follows_scheme && !is_prose(word) { Some(0) } else { known };
-        follows_scheme = ends_with_scheme(word) || follows_scheme && word.is_empty();
-        match kept {
-            Some(at) => {
-                found = true;
-                out += &word[..at];
-                out += REDACTED;
-                out += &piece[word.len()..];
-            }
-            None => out += piece,
-        }
-    }
-    if found { Cow::Owned(out) } else { Cow::Borrowed(text) }
+pub fn without_secrets(text: &str) -> String {
+    static SECRETS: LazyLock<Vec<Regex>> = LazyLock::new(|| {
+        compiled(&[
+            r#"(://)(?:[^\s"'<>/?#]*:[^\s"'<>]*|[^\s"'<>/?#]*)(@)"#,
+            r#"((?i:bearer)[:=]*[\s"',\\<>]+)[a-z.:;)=]*[^a-z.:;)=\s"',\\<>][^\s"',\\<>]*"#,
+            r#"(?:eyJ|sha256~)[^\s"',\\<>]*"#,
+        ])
+    });
+    redacted(text, &SECRETS)
 }
 
 /// Returns a line without what follows the name of a password or key: the word after `password=` or `--password`, and the
-/// rest of the line after `"password":` or `Authorization:`.
+/// rest of the line after `"password":` or `Authorization:`, since the end of a header is unknown.
 #[must_use]
 pub fn without_passwords(line: &str) -> String {
-    const NAMES: [&str; 8] =
-        ["passw", "passphrase", "secret", "apikey", "api-key", "api_key", "authorization", "cookie"];
-    let is_secret = |name: &str| NAMES.iter().any(|part| name.to_ascii_lowercase().contains(part));
-    let (mut out, mut follows_flag) = (String::with_capacity(line.len()), false);
-    for word in line.split_inclusive(' ') {
-        let kept = word.find(['=', ':']).filter(|mark| is_secret(&word[..*mark])).map(|mark| mark + 1);
-        let Some(kept) = kept.or(follows_flag.then_some(0)) else {
-            out += word;
-            follows_flag = word.starts_with("--") && is_secret(word);
-            continue;
-        };
-        out += &word[..kept];
-        out += REDACTED;
-        // A quoted value can contain spaces, and the end of a header is unknown.
-        if word.contains(['"', '\'']) || word[..kept].ends_with(':') {
-            return out;
-        }
-        out += if word.ends_with(' ') { " " } else { "" };
-        follows_flag = false;
-    }
-    out
+    const NAME: &str = "[^ =:]*(?i:passw|passphrase|secret|api[-_]?key|authorization|cookie)[^ =:]*";
+    static PASSWORDS: LazyLock<Vec<Regex>> = LazyLock::new(|| {
+        compiled(&[
+            &format!("({NAME}:).*"),
+            // A quoted value can contain spaces.
+            &format!(r#"({NAME}=)[^ ]*["'].*"#),
+            &format!("({NAME}=)[^ ]*"),
+            &format!("(--{NAME} )[^ ]+"),
+        ])
+    });
+    redacted(line, &PASSWORDS)
+}
+
+/// An invalid pattern would find nothing: each one has a case in the tests.
+fn compiled(patterns: &[&str]) -> Vec<Regex> {
+    patterns.iter().flat_map(|pattern| Regex::new(pattern)).collect()
+}
+
+/// Replaces what the patterns match by `(redacted)`, except for their groups, which remain around it.
+fn redacted(text: &str, patterns: &[Regex]) -> String {
+    let replace = |text: String, pattern: &Regex| pattern.replace_all(&text, "${1}(redacted)${2}").into_owned();
+    patterns.iter().fold(text.to_owned(), replace)
 }
 
 /// Returns at most `bytes` bytes of the text; a longer text ends in `…`.
@@ -155,9 +113,6 @@ pub fn cut(text: &str, bytes: usize) -> Cow<'_, str> {
     let end = text.floor_char_boundary(bytes.saturating_sub('…'.len_utf8()));
     Cow::Owned(format!("{}…", &text[..end]))
 }
-
-/// The text that replaces a secret.
-const REDACTED: &str = "(redacted)";
 
 fn escape(text: &str, allow: impl Fn(char) -> bool, escaped: impl Fn(char, &mut String)) -> Cow<'_, str> {
     let is_bad = |c: char| is_interpreted(c) && !allow(c);
@@ -258,10 +213,10 @@ mod tests {
             ("x=eyJhbGciOiJub25lIn0.s3.cr3t, no", "x=(redacted), no"),
             ("sha256~s3cr3t", "(redacted)"),
         ] {
-            assert_eq!(without_tokens(text), expected);
+            assert_eq!(without_secrets(text), expected);
         }
         let prose = "401, invalid bearer token, the service account token has expired; BEARER";
-        assert_eq!(without_tokens(prose), prose);
+        assert_eq!(without_secrets(prose), prose);
     }
 
     #[test]
@@ -332,7 +287,7 @@ mod tests {
             ("docker://quay.io/x@sha256:0", "docker://quay.io/x@sha256:0"),
             ("no url: a@b", "no url: a@b"),
         ] {
-            assert_eq!(without_userinfo(text), wanted);
+            assert_eq!(without_secrets(text), wanted);
         }
     }
 

@@ -4,7 +4,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use detour_cni::cni::version::SUPPORTED;
 use detour_cni::inspect::{Cell, Screen, TextReport};
-use detour_cni::printable::{Text, line, without_userinfo};
+use detour_cni::printable::{Text, line, without_secrets};
 use output::{CommandError, CommandOutput, OutputArguments};
 use serde::Serialize;
 use std::env;
@@ -147,7 +147,7 @@ fn print_output(text: &Text, code: ExitCode) -> ExitCode {
 /// Prints an error or, if `code` is that of success, a note to stderr, without credentials in URLs because users share such messages, and returns `code`.
 fn print_error(message: impl Display, code: ExitCode) -> ExitCode {
     let kind = if code == ExitCode::SUCCESS { "note" } else { "error" };
-    crate::print(io::stderr(), &Text::message(&without_userinfo(&format!("{kind}: {message}"))), code)
+    crate::print(io::stderr(), &Text::message(&without_secrets(&format!("{kind}: {message}"))), code)
 }
 
 const COMPLETION_EXAMPLES: &str = "\

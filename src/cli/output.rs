@@ -4,7 +4,7 @@
 use clap::Args;
 use detour_cni::cni::Error;
 use detour_cni::inspect::{Format, Screen, TextReport, render};
-use detour_cni::printable::{Text, without_userinfo};
+use detour_cni::printable::{Text, without_secrets};
 use rustix::termios::tcgetwinsize;
 use serde::Serialize;
 use std::env;
@@ -85,8 +85,7 @@ impl OutputArguments {
 
     /// Renders an error for programs that read JSON or YAML; `None` for a table.
     pub(super) fn render_error(self, error: &CommandError) -> Option<Text> {
-        let report =
-            ErrorReport { error: without_userinfo(&error.to_string()).into_owned(), exit_code: error.number() };
+        let report = ErrorReport { error: without_secrets(&error.to_string()), exit_code: error.number() };
         (self.output != Format::Table).then(|| render(&report, self.output, screen()).ok()).flatten()
     }
 }

@@ -3,15 +3,16 @@
 
 use super::foreign::AttachedAt;
 use super::live::{LiveRule, LiveRuleset};
-use super::native::live::{NativeLiveChain, NativeLiveTables, are_equal};
-use super::native::rule::{EXCLUSIONS_NAT_PRIORITY, NativeChain, NativeTable, NativeTables};
-use super::plan::{CreatedTables, check_steps};
+use super::native::live::{NativeLiveChain, NativeLiveTables, are_equal, native_text};
+use super::native::rule::{EXCLUSIONS_NAT_PRIORITY, NativeChain, NativeRule, NativeTable, NativeTables};
+use super::plan::MAX_COMPARED_PAIRS;
 use super::redirections::Diversion;
-use super::rule::{Family, Hook, Name, Ruleset, Table};
-use super::step::{Step, priority_of};
+use super::rule::{Family, Hook, Name, Rule, Ruleset, Table};
+use super::step::priority_of;
+use super::subsequence::common_subsequence;
 use super::view::TableId;
 use crate::cni::RuleFormat;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 /// A rule or, if the text of the rule is empty, a chain.
@@ -89,12 +90,42 @@ impl TableDrift {
     }
 
     fn chain(&mut self, kind: DriftKind, chain: &str) {
-        self.rule(kind, (chain.to_owned(), String::new()));
+        self.rule(kind, chain, String::new());
     }
 
-    fn rule(&mut self, kind: DriftKind, (chain, rule): (String, String)) {
-        self.found.push(Drift { at: RuleAt { table: self.table, chain, rule }, kind });
+    fn rule(&mut self, kind: DriftKind, chain: &str, rule: String) {
+        self.found.push(Drift { at: RuleAt { table: self.table, chain: chain.to_owned(), rule }, kind });
     }
+
+    /// Adds the differences of a chain: of the rules that the two lists don't have in common and in the same order, those
+    /// in both are moved. `live` is `None` for a rule that detour would not write; `text` is called with its index.
+    fn rules<R: PartialEq + ToString>(
+        &mut self,
+        chain: &str,
+        live: &[Option<&R>],
+        desired: &[R],
+        text: impl Fn(usize) -> String,
+    ) {
+        let is_common = |a: usize, b: usize| live[a] == Some(&desired[b]);
+        let common = common_subsequence(live.len(), desired.len(), MAX_COMPARED_PAIRS, is_common);
+        let (in_live, in_desired): (HashSet<usize>, HashSet<usize>) = common.into_iter().unzip();
+        let others: Vec<String> = (0..live.len()).filter(|at| !in_live.contains(at)).map(text).collect();
+        let mut unpaired: HashMap<&str, usize> = HashMap::new();
+        others.iter().for_each(|rule| *unpaired.entry(rule).or_default() += 1);
+        for rule in (0..desired.len()).filter(|at| !in_desired.contains(at)).map(|at| desired[at].to_string()) {
+            let is_present = take(&mut unpaired, &rule);
+            self.rule(if is_present { DriftKind::Moved } else { DriftKind::Missing }, chain, rule);
+        }
+        let extra = others.iter().filter(|rule| take(&mut unpaired, rule));
+        extra.for_each(|rule| self.rule(DriftKind::Extra, chain, rule.clone()));
+    }
+}
+
+/// Takes one of the rules with this text; reports whether there was one.
+fn take(rules: &mut HashMap<&str, usize>, text: &str) -> bool {
+    let Some(count) = rules.get_mut(text).filter(|count| **count > 0) else { return false };
+    *count -= 1;
+    true
 }
 
 /// Returns the rules in the built-in chains that are not detour's.
@@ -115,44 +146,28 @@ pub fn foreign_rules(live: &LiveRuleset, desired: &Ruleset) -> Vec<RuleAt> {
 /// Returns how the tables of iptables differ from `desired`. In detour's chains, every rule and its place counts; in
 /// the built-in chains, only detour's rules and their order count. Foreign rules between them are allowed.
 #[must_use]
-pub(super) fn drift(live: &LiveRuleset, desired: &Ruleset) -> Vec<Drift> {
+pub(super) fn iptables_drift(live: &LiveRuleset, desired: &Ruleset) -> Vec<Drift> {
     let mut found = Vec::new();
-    for ((family, table), steps) in check_steps(live, desired, &CreatedTables::default()) {
-        found.extend(iptables_differences(live, family, table, steps));
+    for ((family, table), desired) in &desired.tables {
+        let mut drift = TableDrift::of(TableId::Iptables(*family, *table));
+        let exists = |chain: &str| live.tables.get(&(*family, *table)).is_some_and(|chains| chains.contains_key(chain));
+        let missing = desired.chains.iter().filter(|(chain, _)| !exists(chain));
+        missing.for_each(|(chain, _)| drift.chain(DriftKind::Missing, chain));
+        for hook in Hook::ALL {
+            let live = live.rules(*family, *table, hook.chain()).iter();
+            let ours: Vec<&LiveRule> = live.filter(|rule| rule.is_of(desired, Some(hook))).collect();
+            let rules = desired.hooks.get(&hook).map_or(&[][..], Vec::as_slice);
+            let live: Vec<Option<&Rule>> = ours.iter().map(|rule| rule.rule.as_ref().ok()).collect();
+            drift.rules(hook.chain(), &live, rules, |at| ours[at].to_string());
+        }
+        for (chain, rules) in &desired.chains {
+            let all = live.rules(*family, *table, chain);
+            let live: Vec<Option<&Rule>> = all.iter().map(|rule| rule.rule.as_ref().ok()).collect();
+            drift.rules(chain, &live, rules, |at| all[at].to_string());
+        }
+        found.extend(drift.found);
     }
     found
-}
-
-fn iptables_differences(live: &LiveRuleset, family: Family, table: Table, steps: Vec<Step<'_>>) -> Vec<Drift> {
-    let mut drift = TableDrift::of(TableId::Iptables(family, table));
-    let (mut missing, mut deleted, mut chains) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
-    for step in steps {
-        match step {
-            Step::Chain { name, hook: None } => drift.chain(DriftKind::Missing, &name),
-            Step::DeleteChain(name) => drift.chain(DriftKind::Extra, &name),
-            Step::Rule { chain, rule, .. } => missing.push((chain.into_owned(), rule.to_string())),
-            Step::DeleteRule { chain, handle } => {
-                deleted.insert(handle);
-                chains.insert(chain);
-            }
-            Step::Flush(chain) => {
-                deleted.extend(live.rules(family, table, &chain).iter().map(|rule| rule.handle));
-                chains.insert(chain);
-            }
-            _ => {}
-        }
-    }
-    let mut extra = Vec::new();
-    for chain in chains {
-        let rules = live.rules(family, table, &chain).iter().filter(|rule| deleted.contains(&rule.handle));
-        extra.extend(rules.map(|rule| (chain.to_string(), rule.to_string())));
-    }
-    let (paired, extra) = pair(missing, extra);
-    for (rule, is_present) in paired {
-        drift.rule(if is_present { DriftKind::Moved } else { DriftKind::Missing }, rule);
-    }
-    extra.into_iter().for_each(|rule| drift.rule(DriftKind::Extra, rule));
-    drift.found
 }
 
 /// Returns the chains of other tools that can divert a connection from detour's rules. Of two nat chains with the same
@@ -208,54 +223,17 @@ fn native_differences(
 ) -> Vec<Drift> {
     let mut drift = TableDrift::of(table);
     for (name, chain) in desired {
-        match live.get(name.as_ref()) {
-            Some(live) => differences_of_chain(&mut drift, name, live, chain),
-            None => drift.chain(DriftKind::Missing, name),
+        let Some(live) = live.get(name.as_ref()) else {
+            drift.chain(DriftKind::Missing, name);
+            continue;
+        };
+        if live.hook != Ok(chain.hook) {
+            drift.chain(DriftKind::OtherHook, name);
         }
+        let rules: Vec<Option<&NativeRule>> = live.rules.iter().map(Option::as_ref).collect();
+        drift.rules(name, &rules, &chain.rules, |at| native_text(rules[at]));
     }
     let is_extra = |name: &&String| !desired.contains_key(name.as_str());
     live.keys().filter(is_extra).for_each(|name| drift.chain(DriftKind::Extra, name));
     drift.found
-}
-
-fn differences_of_chain(drift: &mut TableDrift, name: &str, live: &NativeLiveChain, desired: &NativeChain) {
-    let before = drift.found.len();
-    if live.hook != Ok(desired.hook) {
-        drift.chain(DriftKind::OtherHook, name);
-    }
-    let text = |rule: &dyn ToString| (name.to_owned(), rule.to_string());
-    let present =
-        live.rules.iter().map(|rule| rule.as_ref().map_or_else(|| text(&"(a foreign rule)"), |rule| text(rule)));
-    let desired = desired.rules.iter().map(|rule| text(rule));
-    let (paired, extra) = pair(desired.collect(), present.collect());
-    let (present, missing): (Vec<_>, Vec<_>) = paired.into_iter().partition(|(_, is_present)| *is_present);
-    missing.into_iter().for_each(|(rule, _)| drift.rule(DriftKind::Missing, rule));
-    extra.into_iter().for_each(|rule| drift.rule(DriftKind::Extra, rule));
-    if drift.found.len() > before {
-        return;
-    }
-    let order = live.rules.iter().flatten().map(|rule| text(rule));
-    let moved = order.zip(present).filter(|(live, (desired, _))| live != desired);
-    moved.for_each(|(_, (rule, _))| drift.rule(DriftKind::Moved, rule));
-}
-
-/// A chain and a rule as text.
-type RuleText = (String, String);
-
-/// Pairs each of `desired` with whether it is among `present`, and returns the rest of `present`. Equal rules count
-/// as often as they occur.
-fn pair(desired: Vec<RuleText>, present: Vec<RuleText>) -> (Vec<(RuleText, bool)>, Vec<RuleText>) {
-    let mut indexes: HashMap<&RuleText, VecDeque<usize>> = HashMap::new();
-    for (index, rule) in present.iter().enumerate() {
-        indexes.entry(rule).or_default().push_back(index);
-    }
-    let mut is_extra = vec![true; present.len()];
-    let mut paired = Vec::with_capacity(desired.len());
-    for rule in desired {
-        let index = indexes.get_mut(&rule).and_then(VecDeque::pop_front);
-        index.iter().for_each(|index| is_extra[*index] = false);
-        paired.push((rule, index.is_some()));
-    }
-    let extra = present.into_iter().zip(is_extra).filter_map(|(rule, is_extra)| is_extra.then_some(rule));
-    (paired, extra.collect())
 }

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 /// finds the handle (net/netfilter/nf_tables_api.c, `nft_rule_lookup`).
 pub(super) const MAX_DELETIONS: usize = 256;
 /// The maximum number of pairs of rules that are compared to find the longest common subsequence of two chains.
-const MAX_COMPARED_PAIRS: usize = 1 << 20;
+pub(super) const MAX_COMPARED_PAIRS: usize = 1 << 20;
 
 /// The tables and built-in chains that detour created, and deletes when it removes its rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,19 +75,9 @@ pub(super) fn changes<'a>(
     plans
         .flat_map(|plan| {
             let table = TableId::Iptables(plan.key.0, plan.key.1);
-            plan.steps(MAX_DELETIONS).into_iter().map(move |step| (table, step))
+            plan.steps().into_iter().map(move |step| (table, step))
         })
         .collect()
-}
-
-/// Returns the steps by table that would lead from `live` to `desired`, rule by rule. There are no steps if detour's
-/// rules are unchanged.
-pub(super) fn check_steps<'a>(
-    live: &'a LiveRuleset,
-    desired: &'a Ruleset,
-    made: &CreatedTables,
-) -> Vec<((Family, Table), Vec<Step<'a>>)> {
-    plans(live, desired, desired, made).map(|plan| (plan.key, plan.steps(usize::MAX))).collect()
 }
 
 fn plans<'a, 'b>(
@@ -120,8 +110,8 @@ struct TablePlan<'a, 'b> {
 }
 
 impl<'a> TablePlan<'a, '_> {
-    /// Returns the steps; flushes a chain of detour instead of deleting more than `max_deletions` of its rules.
-    fn steps(&self, max_deletions: usize) -> Vec<Step<'a>> {
+    /// Returns the steps; flushes a chain of detour instead of deleting more than [`MAX_DELETIONS`] of its rules.
+    fn steps(&self) -> Vec<Step<'a>> {
         if self.can_delete_table() {
             return vec![Step::DeleteTable];
         }
@@ -142,7 +132,7 @@ impl<'a> TablePlan<'a, '_> {
             let live: Vec<&LiveRule> = live.iter().flat_map(|chain| &chain.rules).collect();
             let desired: Vec<&Rule> = desired.iter().collect();
             let mut edit = Edit::between(&live, &desired, |_| true);
-            if edit.deleted.len() > max_deletions {
+            if edit.deleted.len() > MAX_DELETIONS {
                 deletions.push(Step::Flush(name.as_ref().into()));
                 edit = Edit::between(&[], &desired, |_| true);
             }

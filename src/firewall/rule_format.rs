@@ -4,7 +4,7 @@
 //! From a network namespace that contains too many rules to be read, detour's rules are removed without reading all: only
 //! the beginning of each built-in chain is read, and otherwise detour's chains are flushed by name.
 
-use super::drift::{Drift, drift, earlier_drift, native_drift};
+use super::drift::{Drift, earlier_drift, iptables_drift, native_drift};
 use super::expression::Counter;
 use super::foreign::Outline;
 use super::live::{LiveRule, LiveRuleset};
@@ -59,7 +59,7 @@ impl RuleFormat {
     #[must_use]
     pub fn drift(self, live: &LiveRuleset, desired: &Ruleset) -> Vec<Drift> {
         let mut found = match self {
-            Self::Iptables => drift(live, desired),
+            Self::Iptables => iptables_drift(live, desired),
             Self::Nftables => Vec::new(),
         };
         found.extend(native_drift(&live.native, &self.native(desired)));

@@ -4,6 +4,7 @@
 use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::conditions;
+use super::native::live::native_text;
 use super::native::rule::{BaseHook, Condition, EXCLUSIONS_NAT_PRIORITY, NativeRule, NativeTable};
 use super::redirections::{AMBIENT_PREROUTING, AmbientRedirection, Diversion, DivertingChain};
 use super::rule::{Family, Hook, Rule, Ruleset, Table};
@@ -68,8 +69,7 @@ impl RuleView {
     }
 
     fn of_native(rule: Option<&NativeRule>, counter: Counter) -> Self {
-        let text = rule.map_or_else(|| "(a foreign rule)".to_owned(), ToString::to_string);
-        Self { rule: rule.cloned(), counter, text }
+        Self { rule: rule.cloned(), counter, text: native_text(rule) }
     }
 
     /// Returns the target; `None` for a rule that detour would not write.

@@ -22,21 +22,13 @@ pub(crate) fn answer(line: &str) -> Value {
 }
 
 #[test]
-fn an_add_sends_no_request_to_the_api_server() {
+fn calls_send_no_request_to_the_api_server() {
     Scene::run(|scene| {
         let _agent = scene.agent();
         scene.done("ADD", &scene.conf(), Some(UID));
         assert!(scene.is_redirected());
         scene.done("CHECK", &scene.conf(), Some(UID));
         scene.done("DEL", &scene.conf(), Some(UID));
-        assert_eq!(scene.api.requests(), [""; 0]);
-    });
-}
-
-#[test]
-fn status_succeeds_when_the_agents_cache_is_synced() {
-    Scene::run(|scene| {
-        let _agent = scene.agent();
         let mut conf = scene.conf_of_agent_alone();
         conf["cniVersion"] = json!("1.1.0");
         scene.done("STATUS", &conf, None);
@@ -68,22 +60,15 @@ fn a_pod_that_the_watch_reports_a_moment_later_causes_no_request() {
 }
 
 #[test]
-fn a_pod_that_the_watch_does_not_report_is_requested() {
-    Scene::run(|scene| {
-        let _agent = scene.agent();
-        scene.api.put_quietly(PODS, &pod("uid-2"));
-        scene.done("ADD", &scene.conf_of_agent_alone(), Some("uid-2"));
-        assert!(scene.is_redirected());
-        assert_eq!(scene.api.requests(), [GET_POD]);
-    });
-}
-
-#[test]
-fn a_pod_without_a_uid_is_requested() {
+fn a_pod_that_the_watch_does_not_report_or_without_a_uid_is_requested() {
     Scene::run(|scene| {
         let _agent = scene.agent();
         scene.done("ADD", &scene.conf_of_agent_alone(), None);
         assert_eq!(scene.api.requests(), [GET_POD]);
+        scene.api.put_quietly(PODS, &pod("uid-2"));
+        scene.done("ADD", &scene.conf_of_agent_alone(), Some("uid-2"));
+        assert!(scene.is_redirected());
+        assert_eq!(scene.api.requests(), [GET_POD; 2]);
     });
 }
 
@@ -179,19 +164,6 @@ fn a_request_for_what_is_in_memory_causes_no_request_to_the_api_server() {
 }
 
 #[test]
-fn a_short_refusal_delays_the_watch_only_briefly() {
-    Scene::run(|scene| {
-        scene.api.refuse_watches(403);
-        let agent = scene.agent_that_starts("first");
-        agent.wait_for_logs(&["can't watch pods", "can't watch namespaces", "can't watch network"]);
-        scene.api.grant_watches();
-        let granted = Instant::now();
-        agent.wait_for_logs(&["watching pods", "watching namespaces", "watching network"]);
-        assert!(granted.elapsed() < Duration::from_secs(40), "{:?}", granted.elapsed());
-    });
-}
-
-#[test]
 fn a_watch_with_an_expired_version_starts_with_a_list() {
     Scene::run(|scene| {
         let agent = scene.agent();
@@ -218,11 +190,12 @@ fn an_empty_directory_at_the_sockets_path_is_replaced() {
 }
 
 #[test]
-fn with_a_refused_watch_each_add_sends_requests() {
+fn with_a_refused_watch_each_add_sends_requests_until_it_is_granted() {
     Scene::run(|scene| {
         scene.api.refuse_watches(403);
         let agent = scene.agent_that_starts("first");
-        let lines = agent.wait_for_logs(&["can't watch pods", "can't watch namespaces", "serving the plugin's"]);
+        let refused = ["can't watch pods", "can't watch namespaces", "can't watch network", "serving the plugin's"];
+        let lines = agent.wait_for_logs(&refused);
         assert!(lines.iter().any(|line| line.contains("grant the permission to list and watch pods")), "{lines:?}");
         scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
         let mut requests = scene.api.requests();
@@ -230,6 +203,10 @@ fn with_a_refused_watch_each_add_sends_requests() {
         // A slow request is sent twice.
         requests.dedup();
         assert_eq!(requests, [GET_NAMESPACE, GET_POD]);
+        scene.api.grant_watches();
+        let granted = Instant::now();
+        agent.wait_for_logs(&["watching pods", "watching namespaces", "watching network"]);
+        assert!(granted.elapsed() < Duration::from_secs(40), "{:?}", granted.elapsed());
     });
 }
 

@@ -11,7 +11,7 @@ fn field<'a>(line: &'a str, key: &str) -> &'a str {
 }
 
 #[test]
-fn each_call_is_logged_in_one_line() {
+fn each_call_is_logged_in_one_line_with_its_outcome() {
     Scene::run(|scene| {
         let agent = scene.agent();
         for verb in ["ADD", "CHECK", "DEL"] {
@@ -25,39 +25,27 @@ fn each_call_is_logged_in_one_line() {
             assert_eq!(line.contains("facts=agent"), verb == "ADD", "{line}");
             assert!(line.contains("level=info"), "{line}");
         }
-    });
-}
 
-#[test]
-fn a_failed_call_is_logged_with_code_and_text() {
-    Scene::run(|scene| {
-        let agent = scene.agent();
         let (code, _) = scene.call("ADD", &scene.conf(), Some("uid-9")).refused();
         let line = agent.wait_for_log("command=ADD");
         assert_eq!(field(&line, "code"), code.to_string());
         assert!(line.contains("level=error") && line.contains("expected uid-9"), "{line}");
-    });
-}
 
-#[test]
-fn warnings_and_the_source_of_facts_are_reported_at_every_log_level() {
-    Scene::run(|scene| {
-        let agent = scene.agent();
+        // Warnings and the source of facts are reported at every log level.
         let mut conf = scene.conf();
         conf["log_level"] = json!("none");
         conf["kubernetes"]["nonsense"] = json!(1);
-        let called = scene.done("ADD", &conf, None);
-        assert_eq!(called.stderr, "");
+        assert_eq!(scene.done("ADD", &conf, None).stderr, "");
         let line = agent.wait_for_log("command=ADD");
         assert!(line.contains("kubernetes.nonsense: unknown key"), "{line}");
         assert_eq!(field(&line, "facts"), "agent");
-    });
-}
 
-#[test]
-fn gc_is_reported_and_status_is_not() {
-    Scene::run(|scene| {
-        let agent = scene.agent();
+        let mut conf = scene.conf();
+        conf["kubernetes"]["exclude_namespaces"] = json!(["shop"]);
+        scene.done("ADD", &conf, Some(UID));
+        assert!(!agent.wait_for_log("command=ADD").contains("facts="));
+
+        // STATUS is not reported.
         let mut conf = scene.conf();
         conf["cniVersion"] = json!("1.1.0");
         conf["cni.dev/valid-attachments"] = json!([]);
@@ -67,17 +55,6 @@ fn gc_is_reported_and_status_is_not() {
         let line = agent.wait_for_log("command=");
         assert!(line.contains("command=GC") && !line.contains("container=") && !line.contains("ifname="), "{line}");
         assert!(agent.wait_for_log("command=").contains("command=DEL"));
-    });
-}
-
-#[test]
-fn a_call_for_an_excluded_namespace_is_reported() {
-    Scene::run(|scene| {
-        let agent = scene.agent();
-        let mut conf = scene.conf();
-        conf["kubernetes"]["exclude_namespaces"] = json!(["shop"]);
-        scene.done("ADD", &conf, Some(UID));
-        assert!(!agent.wait_for_log("command=ADD").contains("facts="));
     });
 }
 
@@ -170,15 +147,5 @@ fn an_add_with_references_sends_two_writes() {
         assert!(bodies.iter().any(|body| body["reason"] == "AddedInterface" && body["involvedObject"]["uid"] == UID));
         assert!(agent.wait_for_log("command=ADD").contains("facts=agent"));
         scene.done("DEL", &conf, Some(UID));
-    });
-}
-
-#[test]
-fn without_an_agent_status_and_events_go_to_the_api_server() {
-    Scene::run(|scene| {
-        define(&scene.api);
-        scene.done("ADD", &conf(scene, scene.conf()), Some(UID));
-        let requests = scene.api.requests();
-        assert!(requests.contains(&STATUS.to_owned()) && requests.contains(&EVENTS.to_owned()), "{requests:?}");
     });
 }

@@ -14,28 +14,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-#[test]
-fn the_later_agent_takes_over_the_socket_when_the_earlier_has_ended() {
-    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
-        Scene::run(|scene| {
-            let first = scene.agent();
-            assert!(is_private(&scene.socket()));
-            let second = scene.agent_that_starts("second");
-            second.wait_for_logs(&["watching pods", "watching namespaces", "this agent is on standby"]);
-            scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
-            first.wait_for_log("command=ADD");
-            first.end(signal);
-            second.wait_for_log("serving the plugin's");
-            scene.done("DEL", &scene.conf_of_agent_alone(), Some(UID));
-            second.wait_for_log("command=DEL");
-            assert_eq!(scene.api.requests(), [""; 0]);
-            second.end(Signal::SIGTERM);
-            assert!(!scene.socket().exists());
-            assert_eq!(fs::read_dir(scene.socket().parent().expect("one")).expect("readable").count(), 0);
-        });
-    }
-}
-
 /// Two agents in pods with hostNetwork have the same HOSTNAME.
 #[test]
 fn a_second_agent_of_the_same_name_does_not_take_the_socket_and_ends_at_a_signal() {
@@ -103,13 +81,16 @@ fn longest_gap(scene: &Scene, ended: &AtomicBool) -> (Duration, u32) {
 }
 
 #[test]
-fn requests_are_answered_while_the_first_of_two_agents_ends() {
+fn the_later_agent_takes_over_the_socket_and_requests_are_answered_meanwhile() {
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         Scene::run(|scene| {
             let first = scene.agent();
+            assert!(is_private(&scene.socket()));
             let second = scene.agent_that_starts("second");
             second.wait_for_logs(&["watching pods", "watching namespaces", "this agent is on standby"]);
-            let conf = scene.conf();
+            let (conf, alone) = (scene.conf(), scene.conf_of_agent_alone());
+            scene.done("ADD", &alone, Some(UID));
+            first.wait_for_log("command=ADD");
             let is_ended = AtomicBool::new(false);
             thread::scope(|scope| {
                 let gap = scope.spawn(|| longest_gap(scene, &is_ended));
@@ -120,12 +101,20 @@ fn requests_are_answered_while_the_first_of_two_agents_ends() {
                 Called::ended(call).done();
                 scene.done("ADD", &conf, Some(UID));
                 second.wait_for_log("serving the plugin's");
-                scene.done("DEL", &scene.conf_of_agent_alone(), Some(UID));
+                let before = scene.api.requests();
+                scene.done("DEL", &alone, Some(UID));
+                second.wait_for_log("command=DEL");
+                scene.done("ADD", &alone, Some(UID));
+                assert_eq!(scene.api.requests(), before, "the second agent answers from its cache");
+                scene.done("DEL", &alone, Some(UID));
                 is_ended.store(true, Ordering::Relaxed);
                 let (gap, requests) = gap.join().expect("it ends");
                 println!("{signal}: {requests} requests, longest time without an answer {gap:?}");
                 assert!(gap < Duration::from_secs(4), "not only the periodic check: {gap:?}");
             });
+            second.end(Signal::SIGTERM);
+            assert!(!scene.socket().exists());
+            assert_eq!(fs::read_dir(scene.socket().parent().expect("one")).expect("readable").count(), 0);
         });
     }
 }

@@ -54,7 +54,7 @@ impl Scene {
 
     /// The same with more arguments.
     pub(crate) fn agent_with(&self, name: &str, more: &[&str]) -> Agent {
-        Agent::on_openshift(name, &self.root, &self.api.url(), more)
+        Agent::on_node(name, &self.root, &self.api.url(), &[&["--platform=openshift"], more].concat())
     }
 
     /// An attachment's configuration with the agent's socket and the API.
@@ -106,7 +106,7 @@ impl Scene {
 
     /// Whether the pod's traffic is redirected.
     pub(crate) fn is_redirected(&self) -> bool {
-        self.pod.tool("iptables-save", &["-t", "nat"], "").contains("--to-ports 15001")
+        is_redirected(&self.pod)
     }
 
     /// Sends a raw request to the agent. Returns the second line of the answer, or an empty line.
@@ -119,6 +119,11 @@ impl Scene {
         let _ = stream.read_to_string(&mut text);
         text.lines().nth(1).unwrap_or_default().to_owned()
     }
+}
+
+/// Whether the pod's traffic is redirected.
+pub(crate) fn is_redirected(pod: &Pod) -> bool {
+    pod.tool("iptables-save", &["-t", "nat"], "").contains("--to-ports 15001")
 }
 
 /// The pod `shop/web-0`.

@@ -3,7 +3,8 @@
 
 use crate::control_plane::ControlPlane;
 use crate::node::{OWN_LIST, on_a_node};
-use crate::shipped::{apply, base, chart, chart_with_files, cluster_with, helm, manifests, objects, of_kind, prepare};
+use crate::shipped::{apply, base, chart, chart_with_files, cluster_with, manifests, objects, of_kind, prepare};
+use crate::support::program::built;
 use detour_cni::agent::install::PLATFORMS;
 use serde_json::{Value, json};
 use std::fs;
@@ -70,8 +71,8 @@ fn the_documented_kustomization_sets_the_image() {
         }
         let text = format!("resources: [manifests/{platform}]{rest}");
         fs::write(directory.join("kustomization.yaml"), text).expect("writable");
-        let kubectl = helm().with_file_name("kubectl");
-        let output = Command::new(kubectl).arg("kustomize").arg(&directory).output().expect("hack/test.sh builds it");
+        let kubectl = built("kubectl");
+        let output = Command::new(kubectl).arg("kustomize").arg(&directory).output().expect("it starts");
         assert!(output.status.success(), "{output:?}");
         let built = objects(&String::from_utf8(output.stdout).expect("text"));
         let image = |objects: &[Value]| -> Value {

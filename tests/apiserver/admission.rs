@@ -2,7 +2,8 @@
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::shipped::{NAMESPACE, apply, chart_with_files, helm, namespaces};
+use crate::shipped::{NAMESPACE, apply, chart_with_files, namespaces};
+use crate::support::program::built;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -349,9 +350,9 @@ fn ignored_requests_cause_a_warning() {
         .expect("writable");
     let kubeconfig = plane.kubeconfig();
     let warned = || {
-        let mut kubectl = Command::new(helm().with_file_name("kubectl"));
+        let mut kubectl = Command::new(built("kubectl"));
         kubectl.arg("--kubeconfig").arg(&kubeconfig).args(["create", "--dry-run=server", "-f"]).arg(&file);
-        let output = kubectl.output().expect("hack/test.sh builds it");
+        let output = kubectl.output().expect("it starts");
         let text = String::from_utf8(output.stderr).expect("text");
         output.status.success()
             && text.contains("Warning: ")

@@ -1,7 +1,8 @@
 //! Processes of etcd and kube-apiserver. The tests share them one after the other: each one finds a new cluster.
 
 use crate::client::Client;
-use crate::support::api::kubeconfig_of;
+use crate::support::program::built;
+use crate::support::wait::until;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
@@ -149,7 +150,7 @@ impl Servers {
     /// Starts the API server on what etcd has.
     pub(crate) fn start_api(&self) {
         let file = |name: &str| self.files.join(name).display().to_string();
-        let mut api = Command::new(program());
+        let mut api = Command::new(built("kube-apiserver"));
         api.args([
             format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
             format!("--secure-port={}", self.port),
@@ -222,16 +223,12 @@ impl Servers {
         })
     }
 
-    /// Writes a kubeconfig with all rights. Returns its path.
+    /// Writes a kubeconfig with all rights, whose context has no namespace. Returns its path.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
-        let (certificate, key) = &self.admin;
-        let (crt, pem) = (self.directory.join("admin.crt"), self.directory.join("admin.key"));
-        fs::write(&crt, certificate).expect("writable");
-        fs::write(&pem, key).expect("writable");
-        let cluster = json!({"server": self.server(), "certificate-authority": self.files.join("ca.crt")});
-        let user = json!({"client-certificate": crt, "client-key": pem});
+        let mut kubeconfig = self.admin_kubeconfig();
+        kubeconfig["contexts"][0]["context"].as_object_mut().expect("an object").remove("namespace");
         let path = self.directory.join("kubeconfig");
-        fs::write(&path, kubeconfig_of(&cluster, &user)).expect("writable");
+        fs::write(&path, kubeconfig.to_string()).expect("writable");
         path
     }
 
@@ -243,11 +240,7 @@ impl Servers {
     /// Waits for a condition.
     #[track_caller]
     pub(crate) fn until(&self, holds: impl Fn() -> bool) {
-        let deadline = Instant::now() + DEADLINE;
-        while !holds() {
-            assert!(Instant::now() < deadline, "the condition was not met in time");
-            thread::park_timeout(Duration::from_millis(20));
-        }
+        until("the condition", holds);
     }
 
     /// Returns the audit events of service accounts.
@@ -274,14 +267,6 @@ fn end(process: &mut Child) {
 
 fn base64(text: &str) -> Value {
     serde_json::to_value(k8s_openapi::ByteString(text.as_bytes().to_vec())).expect("base64")
-}
-
-/// hack/test.sh builds it.
-fn program() -> PathBuf {
-    let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
-    let program = tools.join("kube-apiserver");
-    assert!(program.exists(), "{} is needed: hack/test.sh --test apiserver builds it", program.display());
-    program
 }
 
 fn log(directory: &Path, name: &str) -> File {

@@ -5,7 +5,7 @@ use crate::control_plane::ControlPlane;
 use crate::node::{Kubelet, NAME, Node, meshed_pod, on_a_node};
 use crate::shipped::{NAMESPACE, apply, chart, cluster_with, manifests, objects, of_kind};
 use crate::support::netns_pod::Pod;
-use crate::support::program::write_executable;
+use crate::support::program::{built, write_executable};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -80,9 +80,9 @@ impl Machine {
     fn run(&self, program: &Path, arguments: &[&str], kubeconfig: &str) -> Run {
         let mut command = Command::new(program);
         command.args(arguments).env_clear().env("KUBECONFIG", self.directory.join(kubeconfig));
-        let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
-        assert!(tools.join("kubectl").exists(), "{}: hack/test.sh --test apiserver builds kubectl", tools.display());
-        let path = format!("{}:{}:/usr/bin:/bin", self.directory.display(), tools.display());
+        let kubectl = built("kubectl");
+        let tools = kubectl.parent().expect("a directory").display();
+        let path = format!("{}:{tools}:/usr/bin:/bin", self.directory.display());
         command.env("PATH", path).env("HOME", &self.directory).env("COLUMNS", "10000");
         let output = command.output().unwrap_or_else(|error| panic!("{}: {error}", program.display()));
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
@@ -367,46 +367,37 @@ fn output_of_a_compromised_node_is_escaped() {
     });
 }
 
-/// Creates pods whose init container runs as UID 1337: of a Deployment and alone with a native sidecar; with a sidecar
-/// that starts later; and one whose pod has ended.
+/// Creates pods with a native sidecar whose init container runs as UID 1337: two of a Deployment, one alone, and one that
+/// has ended.
 fn workloads_with_native_sidecars(admin: &Client) {
-    let create = |name: &str, owner: Option<Value>, is_native: bool, phase: &str| {
+    let deployment = json!([{
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-5d9c", "uid": "1", "controller": true,
+    }]);
+    let sidecar =
+        json!({"name": "istio-proxy", "image": "proxy", "args": ["proxy", "sidecar"], "restartPolicy": "Always"});
+    let vault = json!({"name": "vault-agent-init", "image": "vault", "securityContext": {"runAsUser": 1337}});
+    for (name, owners, phase) in [
+        ("web-5d9c-a", &deployment, "Running"),
+        ("web-5d9c-b", &deployment, "Running"),
+        ("alone", &json!([]), "Running"),
+        ("ended", &json!([]), "Succeeded"),
+    ] {
         let mut pod = meshed_pod(admin, name);
         admin.delete(&pod).expect("deleted");
-        let mut metadata = json!({
-            "namespace": "shop", "name": name, "annotations": pod["metadata"]["annotations"],
-            "labels": {"pod-template-hash": "5d9c"},
-        });
-        metadata["ownerReferences"] = json!(owner.into_iter().collect::<Vec<_>>());
-        let mut proxy = json!({"name": "istio-proxy", "image": "proxy", "args": ["proxy", "sidecar"]});
-        let vault = json!({"name": "vault-agent-init", "image": "vault", "securityContext": {"runAsUser": 1337}});
-        let app = json!({"name": "app", "image": "app"});
-        let (init, containers) = if is_native {
-            proxy["restartPolicy"] = json!("Always");
-            (json!([proxy, vault]), json!([app]))
-        } else {
-            (json!([vault]), json!([app, proxy]))
-        };
         pod = json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "namespace": "shop", "name": name, "annotations": pod["metadata"]["annotations"],
+                "labels": {"pod-template-hash": "5d9c"}, "ownerReferences": owners,
+            },
             "spec": {
                 "nodeName": NAME, "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0,
-                "initContainers": init, "containers": containers,
+                "initContainers": [sidecar, vault], "containers": [{"name": "app", "image": "app"}],
             },
         });
         admin.apply(&pod).expect("accepted");
         admin.merge_status(&pod, &json!({"status": {"phase": phase}})).expect("accepted");
-    };
-    let of_deployment = || {
-        Some(json!({
-            "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-5d9c", "uid": "1", "controller": true,
-        }))
-    };
-    create("web-5d9c-a", of_deployment(), true, "Running");
-    create("web-5d9c-b", of_deployment(), true, "Running");
-    create("alone", None, true, "Running");
-    create("later-sidecar", None, false, "Running");
-    create("ended", None, true, "Succeeded");
+    }
 }
 
 #[test]
@@ -470,7 +461,7 @@ fn check_summarizes_all_nodes() {
         assert_eq!(one.code, Some(0), "{one:?}");
 
         // As the plugin of kubectl itself, and with several kubeconfigs, of which one is missing.
-        let kubectl = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("kubectl");
+        let kubectl = built("kubectl");
         let other = machine.write("other", &json!({"current-context": "none", "contexts": []}).to_string());
         let kubeconfigs = format!("missing:{}:{other}", machine.directory.join("kubeconfig").display());
         let through = machine.run(&kubectl, &["detour", "check", "--node", "windows-1"], &kubeconfigs);

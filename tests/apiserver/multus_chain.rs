@@ -5,6 +5,7 @@ use crate::control_plane::ControlPlane;
 use crate::node::{events, meshed_pod, on_a_node};
 use crate::shipped::{chart, cluster_with};
 use crate::support::netns_pod::Pod;
+use crate::support::program::built;
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -17,9 +18,8 @@ const BIN: &str = "/var/lib/cni/bin";
 
 /// Installs Multus as OpenShift configures it, with a cluster network that reports the sandbox's interface.
 fn install_multus(plane: &ControlPlane) {
-    let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools/runtimes");
     for program in ["multus", "passthru"] {
-        fs::copy(tools.join(program), Path::new(BIN).join(program)).expect("hack/test.sh --test apiserver builds it");
+        fs::copy(built(&format!("runtimes/{program}")), Path::new(BIN).join(program)).expect("a copy");
     }
     let result = r#"{"cniVersion":"0.4.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"version":"4","interface":0,"address":"10.88.0.2/24"}]}"#;
     let network = Path::new(BIN).join("network");

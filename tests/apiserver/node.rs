@@ -7,6 +7,7 @@ pub(crate) use crate::support::agent_process::{Agent, SETTLED};
 use crate::support::background::Running;
 use crate::support::called::Called;
 use crate::support::netns_pod::Pod;
+use crate::support::program::built;
 use detour_cni::cluster::{Cluster, source};
 use detour_cni::cni::configuration;
 use nix::mount::{MsFlags, mount};
@@ -191,11 +192,13 @@ impl Node<'_> {
     /// Serves exec as a kubelet does: commands run as processes on this node, with the environment of the agent's
     /// container. `program` replaces the container's. Returns the process and its port.
     pub(crate) fn start_kubelet(&self, name: &str, program: &Path) -> Kubelet {
-        let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
-        let kubelet = tools.join("kubelet");
-        assert!(kubelet.exists(), "{}: hack/test.sh --test apiserver builds it", kubelet.display());
-        let mut process =
-            self.in_container(name, &kubelet).arg(program).arg(ROOT).stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut process = self
+            .in_container(name, &built("kubelet"))
+            .arg(program)
+            .arg(ROOT)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
         let mut line = String::new();
         BufReader::new(process.stdout.take().expect("a pipe")).read_line(&mut line).expect("a port");
         Kubelet { _process: Running(process), port: line.trim().parse().expect("a port") }

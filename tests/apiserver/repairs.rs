@@ -3,38 +3,10 @@
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::node::{LIST, NAME, SETTLED, on_a_node};
+use crate::node::{NAME, on_a_node};
 use crate::shipped::{base, chart, cluster, cluster_with, of_kind};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-
-#[test]
-fn a_node_has_the_taint_until_the_plugin_is_ready() {
-    let objects = chart(&["taint.enabled=true"]);
-    let plane = cluster_with(&objects);
-    let admin = plane.admin();
-    let foreign = json!({"key": "dedicated", "value": "gpu", "effect": "NoSchedule"});
-    let machine = json!({
-        "apiVersion": "v1", "kind": "Node", "metadata": {"name": NAME}, "spec": {"taints": [foreign]},
-    });
-    admin.apply(&machine).expect("accepted");
-    // The API server gives a new node a taint of its own (TaintNodesByCondition).
-    let other = admin.get(&machine).expect("there")["spec"]["taints"].as_array().expect("a list").clone();
-    assert!(other.contains(&foreign));
-    let ours = json!({"key": "cni.istio.io/not-ready", "effect": "NoSchedule"});
-    let with_ours = [other.clone(), vec![ours]].concat();
-    let taints = || admin.get(&machine).expect("there")["spec"]["taints"].as_array().expect("a list").clone();
-    on_a_node(&plane, &objects, |node| {
-        let network = node.read(LIST);
-        node.write(LIST, "{");
-        let agent = node.start_agent("a");
-        agent.wait_for_log("missing: ");
-        plane.until(|| taints() == with_ours);
-        node.write(LIST, &network);
-        agent.wait_for_log(SETTLED);
-        plane.until(|| taints() == other);
-    });
-}
 
 #[test]
 fn a_new_node_has_the_taint_until_its_agent_is_ready() {

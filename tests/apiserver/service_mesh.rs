@@ -5,11 +5,11 @@ use crate::client::Client;
 use crate::control_plane::ControlPlane;
 use crate::releases::{Helm, definition_of};
 use crate::shipped::{apply, established, objects, prepare};
-use crate::support::program::write_executable;
+use crate::support::program::{built, write_executable};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 const GUIDE: &str = include_str!("../../docs/openshift.md");
@@ -19,17 +19,16 @@ const CRDS: &str = include_str!("service-mesh-crds.yaml");
 const UNRELATED: [&str; 6] = ["oc create namespace", "oc get", "oc label", "oc patch istio ", "oc rollout", "helm get"];
 
 /// A cluster with the operator's types, tools for the guide's commands, and a simulated operator.
-struct Cluster {
-    admin: Client,
-    helm: Helm,
+pub(crate) struct Cluster {
+    pub(crate) admin: Client,
+    pub(crate) helm: Helm,
     kubeconfig: PathBuf,
     programs: PathBuf,
-    /// Keeps the processes running.
-    _plane: ControlPlane,
+    pub(crate) plane: ControlPlane,
 }
 
 impl Cluster {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let plane = ControlPlane::start();
         let admin = plane.admin();
         prepare(&admin);
@@ -39,20 +38,19 @@ impl Cluster {
         apply(&admin, &[json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "worker-0"}})]);
         let programs = plane.directory.join("programs");
         fs::create_dir_all(&programs).expect("writable");
-        let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
         for (name, program) in [
-            ("oc", tools.join("kubectl")),
-            ("helm", tools.join("helm")),
+            ("oc", built("kubectl")),
+            ("kubectl", built("kubectl")),
+            ("helm", built("helm")),
             ("detour", env!("CARGO_BIN_EXE_detour").into()),
         ] {
-            assert!(program.exists(), "{} is needed: hack/test.sh --test apiserver builds it", program.display());
             symlink(program, programs.join(name)).expect("writable");
         }
-        Self { admin, helm: Helm::new(&plane), kubeconfig: plane.kubeconfig(), programs, _plane: plane }
+        Self { admin, helm: Helm::new(&plane), kubeconfig: plane.kubeconfig(), programs, plane }
     }
 
     /// Runs a shell command. Returns whether it succeeded, and its output.
-    fn run(&self, command: &str) -> (bool, String) {
+    pub(crate) fn run(&self, command: &str) -> (bool, String) {
         let path = format!("{}:/usr/bin:/bin", self.programs.display());
         let output = Command::new("sh")
             .args(["-c", command])
@@ -133,7 +131,7 @@ impl Cluster {
     }
 
     /// Returns `default/istio-cni`.
-    fn definition(&self) -> Option<Value> {
+    pub(crate) fn definition(&self) -> Option<Value> {
         self.admin.get(&definition_of("default", "istio-cni")).ok()
     }
 
@@ -155,16 +153,17 @@ fn istio_cni() -> Value {
 fn istio_chart() -> PathBuf {
     let go_mod = include_str!("../injector/go.mod");
     let version = go_mod.lines().find_map(|line| line.trim().strip_prefix("istio.io/istio ")).expect("required");
-    let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
-    let chart = tools.join(format!("istio-charts-{version}/istio-cni"));
-    assert!(chart.exists(), "{} is needed: hack/test.sh --test apiserver downloads it", chart.display());
-    chart
+    built(&format!("istio-charts-{version}/istio-cni"))
 }
 
 /// Returns the code blocks in a language below a heading, up to the next heading, without the indentation of lists.
 /// A command is one line.
 fn blocks(heading: &str, language: &str) -> Vec<String> {
-    let (_, section) = GUIDE.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no heading {heading}"));
+    blocks_of(GUIDE, heading, language)
+}
+
+pub(crate) fn blocks_of(guide: &str, heading: &str, language: &str) -> Vec<String> {
+    let (_, section) = guide.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no heading {heading}"));
     let (mut found, mut open) = (Vec::new(), None);
     for line in section.lines().map(str::trim) {
         match (line.strip_prefix("```"), &mut open) {

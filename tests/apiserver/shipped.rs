@@ -2,32 +2,19 @@
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
+use crate::support::chart::template;
+pub(crate) use crate::support::chart::{manifests, objects_in as objects, of_kind};
+use crate::support::wait::until;
 use serde_json::{Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::path::Path;
 
 pub(crate) const NAMESPACE: &str = "kube-system";
 const CRDS: &str = include_str!("crds.yaml");
 
-pub(crate) fn manifests() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests")
-}
-
-pub(crate) fn objects(text: &str) -> Vec<Value> {
-    let all: Vec<Value> = serde_saphyr::from_multiple(text).expect("YAML");
-    all.into_iter().filter(|object| !object.is_null()).collect()
-}
-
 /// Returns the objects of a kustomize base.
 pub(crate) fn base(platform: &str) -> Vec<Value> {
     objects(&fs::read_to_string(manifests().join(platform).join("rendered.yaml")).expect("readable"))
-}
-
-/// Returns the path of helm.
-pub(crate) fn helm() -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm")
 }
 
 /// Returns the objects of the chart, rendered with these values.
@@ -46,27 +33,13 @@ pub(crate) fn chart_for(version: &str, values: &[&str]) -> Vec<Value> {
 }
 
 fn render(version: &str, files: &[&Path], values: &[&str]) -> Vec<Value> {
-    let helm = helm();
-    let mut command = Command::new(&helm);
-    command.args(["template", "detour"]).arg(manifests().join("chart"));
-    command.args(["--kube-version", version, "--namespace", NAMESPACE]);
-    command.args(["--api-versions", "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy"]);
-    command.args(["--set", "hub=registry.example/mesh"]);
-    for file in files {
-        command.arg("--values").arg(file);
-    }
-    for value in values {
-        command.args(["--set", value]);
-    }
-    let output = command
-        .output()
-        .unwrap_or_else(|error| panic!("{}: {error}: hack/test.sh --test apiserver builds it", helm.display()));
-    assert!(output.status.success(), "{values:?}: {}", String::from_utf8_lossy(&output.stderr));
-    objects(&String::from_utf8(output.stdout).expect("text"))
-}
-
-pub(crate) fn of_kind<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
-    objects.iter().find(|object| object["kind"] == kind).unwrap_or_else(|| panic!("{kind} not found"))
+    let policies = "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy";
+    let mut arguments =
+        vec!["--kube-version", version, "--api-versions", policies, "--set", "hub=registry.example/mesh"];
+    arguments.extend(files.iter().flat_map(|file| ["--values", file.to_str().expect("UTF-8")]));
+    arguments.extend(values.iter().flat_map(|value| ["--set", *value]));
+    let rendered = template(&manifests().join("chart"), &arguments, "");
+    objects(&rendered.unwrap_or_else(|error| panic!("{values:?}: {error}")))
 }
 
 /// Applies all objects, which must be accepted.
@@ -96,16 +69,12 @@ pub(crate) fn types() -> Vec<Value> {
 
 /// Waits until the types are served.
 pub(crate) fn established(client: &Client, types: &[Value]) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    for crd in types {
-        let established = |crd: &Value| {
-            let conditions = crd["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            conditions.iter().any(|condition| condition["type"] == "Established" && condition["status"] == "True")
-        };
-        while !established(&client.get(crd).expect("there")) {
-            assert!(Instant::now() < deadline, "{}: it is not established", crd["metadata"]["name"]);
-        }
-    }
+    let established = |crd: &Value| {
+        let conditions = client.get(crd).expect("there")["status"]["conditions"].take();
+        let mut conditions = conditions.as_array().into_iter().flatten();
+        conditions.any(|condition| condition["type"] == "Established" && condition["status"] == "True")
+    };
+    types.iter().for_each(|crd| until("the types are served", || established(crd)));
 }
 
 /// Creates the namespaces and the types.

@@ -122,21 +122,6 @@ fn expire_token(node: &Node<'_>) -> String {
     expired
 }
 
-/// Installs the plugin with an agent that ends, and replaces the token as [`expire_token`] does.
-fn leave_expired_token(node: &Node<'_>) -> String {
-    let agent = node.settled_agent("a");
-    assert!(agent.ended().0.success());
-    expire_token(node)
-}
-
-#[track_caller]
-fn the_pod_starts(node: &Node<'_>, pod: &Value) {
-    let sandbox = Pod::new();
-    node.call_with("ADD", &sandbox, pod, &annotations(pod)).expect("added");
-    assert!(sandbox.redirects());
-    node.call("DEL", &sandbox, pod).expect("deleted");
-}
-
 /// Returns the status of the agent's readiness.
 fn readiness(serving: &str) -> String {
     let (_, port) = serving.rsplit_once(':').expect("an address");
@@ -169,7 +154,8 @@ fn with_an_expired_token_only_pods_with_a_sidecar_wait_for_the_agent_and_the_api
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
-        let expired = leave_expired_token(node);
+        assert!(node.settled_agent("a").ended().0.success());
+        let expired = expire_token(node);
         only_the_pod_with_a_sidecar_waits(node, &pod, 101, "401");
 
         plane.kill_api();
@@ -186,7 +172,10 @@ fn with_an_expired_token_only_pods_with_a_sidecar_wait_for_the_agent_and_the_api
         assert_ne!(node.plugin_token(), expired);
         second.wait_for_log("the plugin is ready on this node");
         assert!(readiness(&serving) == "200");
-        the_pod_starts(node, &pod);
+        let sandbox = Pod::new();
+        node.call_with("ADD", &sandbox, &pod, &annotations(&pod)).expect("added");
+        assert!(sandbox.redirects());
+        node.call("DEL", &sandbox, &pod).expect("deleted");
     });
 }
 

@@ -1,7 +1,7 @@
 //! Values that the chart accepts. Each value of `values.yaml` has an effect.
 
 use crate::helm::{
-    DEFAULT, agent, leaves, merged, nested, notes, objects, of_kind, parsed, render, render_with, table, values,
+    DEFAULT, agent, leaves, merged, nested, notes, objects, objects_in, of_kind, render, render_with, table, values,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -118,7 +118,7 @@ fn nodes_get_the_taint_at_their_creation_where_agents_run_and_the_api_exists() {
         let api = format!("admissionregistration.k8s.io/{version}");
         let (beta, kind) = ("admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy", "MutatingAdmissionPolicy");
         let served = ["--kube-version", "1.35.0", "--api-versions", beta, "--api-versions", &format!("{api}/{kind}")];
-        let objects = parsed(&render_with(&values.to_string(), &served).expect("rendered"));
+        let objects = objects_in(&render_with(&values.to_string(), &served).expect("rendered"));
         let pod = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
         let (policy, binding) = (of_kind(&objects, kind), of_kind(&objects, "MutatingAdmissionPolicyBinding"));
         assert_eq!((&policy["apiVersion"], &binding["apiVersion"]), (&json!(api), &json!(api)));
@@ -213,6 +213,22 @@ fn every_key_of_the_plugin_can_be_given() {
 
 fn strings(list: &Value) -> Vec<&str> {
     list.as_array().expect("a list").iter().map(|item| item.as_str().expect("text")).collect()
+}
+
+#[test]
+fn the_scc_allows_only_what_the_agent_needs() {
+    let objects = objects(&json!({"global": {"platform": "openshift"}}));
+    let scc = of_kind(&objects, "SecurityContextConstraints");
+    let pod = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
+    let context = &pod["containers"][0]["securityContext"];
+    assert_eq!(scc["allowedCapabilities"], context["capabilities"]["add"]);
+    assert_eq!((&scc["allowPrivilegedContainer"], &context["privileged"]), (&json!(false), &json!(false)));
+    assert_eq!(context["seLinuxOptions"], json!({"type": "spc_t"}));
+    let volumes = pod["volumes"].as_array().expect("volumes").iter();
+    let kinds = volumes.filter_map(|volume| volume.as_object()?.keys().next_back().map(String::as_str));
+    // The API server adds this volume for the service account.
+    let kinds: BTreeSet<&str> = kinds.chain(["projected"]).collect();
+    assert_eq!(strings(&scc["volumes"]), kinds.into_iter().collect::<Vec<_>>());
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! Renders the chart with helm.
 
+use crate::support::chart;
+pub(crate) use crate::support::chart::{manifests, objects_in, of_kind};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::LazyLock;
 
 /// A values file with the registry of all renderings, unless their values set another one: the chart has no default.
@@ -21,10 +22,6 @@ const TAINT_POLICIES: &str = "admissionregistration.k8s.io/v1/MutatingAdmissionP
 /// The chart's objects with its default values.
 pub(crate) static DEFAULT: LazyLock<String> =
     LazyLock::new(|| render(&json!({})).expect("helm renders the chart with its defaults"));
-
-pub(crate) fn manifests() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests")
-}
 
 pub(crate) fn chart_file(name: &str) -> String {
     let path = manifests().join("chart").join(name);
@@ -86,24 +83,12 @@ pub(crate) fn notes(values: &Value) -> String {
     });
     let text = template(&COPY, &values.to_string(), &["--kube-version", "1.33.0"])
         .unwrap_or_else(|error| panic!("{values}: {error}"));
-    of_kind(&parsed(&text), "Notes")["text"].as_str().expect("text").to_owned()
+    of_kind(&objects_in(&text), "Notes")["text"].as_str().expect("text").to_owned()
 }
 
 fn template(chart: &Path, values: &str, cluster: &[&str]) -> Result<String, String> {
-    let helm = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm");
-    let mut command = Command::new(&helm);
-    command.args(["template", "detour"]).arg(chart);
-    command.args(cluster).args(["--namespace", "kube-system", "--values"]).arg(&*HUB).args(["--values", "-"]);
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|error| panic!("{}: {error}: hack/test.sh --test chart builds it", helm.display()));
-    child.stdin.take().expect("a pipe").write_all(values.as_bytes()).expect("helm reads its stdin");
-    let output = child.wait_with_output().expect("helm ends");
-    let text = |bytes| String::from_utf8(bytes).expect("text");
-    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+    let hub = HUB.to_str().expect("UTF-8");
+    chart::template(chart, &[cluster, &["--values", hub, "--values", "-"]].concat(), values)
 }
 
 /// Returns helm's message for each values file, none of which renders. Helm names all wrong values, so one call checks
@@ -147,18 +132,7 @@ pub(crate) fn names_unknown_key(message: &str, pointer: &str, key: &str) -> bool
 /// Renders the chart and returns its objects.
 #[track_caller]
 pub(crate) fn objects(values: &Value) -> Vec<Value> {
-    parsed(&render(values).unwrap_or_else(|error| panic!("{values}: {error}")))
-}
-
-/// Returns the objects of a rendered chart.
-pub(crate) fn parsed(text: &str) -> Vec<Value> {
-    let all: Vec<Value> = serde_saphyr::from_multiple(text).expect("YAML");
-    all.into_iter().filter(|object| !object.is_null()).collect()
-}
-
-#[track_caller]
-pub(crate) fn of_kind<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
-    objects.iter().find(|object| object["kind"] == kind).unwrap_or_else(|| panic!("{kind} not found"))
+    objects_in(&render(values).unwrap_or_else(|error| panic!("{values}: {error}")))
 }
 
 /// Returns the agent's container.

@@ -1,6 +1,6 @@
-//! `livePolicy`: the flag of the agent, its permissions, and the capabilities and mounts to enter pods' network namespaces.
+//! `livePolicy`: the flag of the agent, and the capabilities and mounts to enter pods' network namespaces.
 
-use crate::helm::{agent, flag, merged, notes, objects, parsed, render_file};
+use crate::helm::{agent, flag, merged, notes, objects_in, render_file};
 use serde_json::{Value, json};
 
 fn given(values: &Value) -> String {
@@ -80,47 +80,8 @@ fn only_an_explicit_value_gives_an_agent_without_repairs_what_it_needs_to_enter_
             ("{repair: {enabled: false}, livePolicy: on}", true),
             ("{repair: {enabled: false}, containerExclusion: {enabled: true}}", true),
         ] {
-            let objects = parsed(&render_file(values, version).expect(values));
+            let objects = objects_in(&render_file(values, version).expect(values));
             assert_eq!(enters_pods(&objects), wanted, "{version}: {values}");
         }
-    }
-}
-
-/// Returns (API group, resource, verb) of each rule of the agent's ClusterRole.
-fn permissions(values: &Value) -> Vec<[String; 3]> {
-    let objects = objects(values);
-    let is_role = |object: &&Value| object["kind"] == "ClusterRole" && object["metadata"]["name"] == "detour-agent";
-    let role = objects.iter().find(is_role).expect("a ClusterRole");
-    let mut found = Vec::new();
-    for rule in role["rules"].as_array().expect("rules") {
-        let strings = |key: &str| -> Vec<String> { serde_json::from_value(rule[key].clone()).expect("strings") };
-        for group in strings("apiGroups") {
-            for resource in strings("resources") {
-                found.extend(strings("verbs").into_iter().map(|verb| [group.clone(), resource.clone(), verb]));
-            }
-        }
-    }
-    found
-}
-
-#[test]
-fn live_policy_needs_no_permission_and_each_one_is_granted_once() {
-    for (repair, primary, exclusion) in
-        [(true, false, false), (false, true, false), (false, false, true), (true, true, true)]
-    {
-        let values = |value: &str| {
-            json!({
-                "repair": {"enabled": repair}, "primaryPlugin": {"enabled": primary},
-                "containerExclusion": {"enabled": exclusion}, "livePolicy": value,
-            })
-        };
-        let mut granted = permissions(&values("on"));
-        assert_eq!(granted, permissions(&values("off")), "{}", values("off"));
-        let patches = granted.iter().any(|permission| permission[1] == "pods/status" && permission[2] == "patch");
-        assert_eq!(patches, primary, "{}", values("on"));
-        let count = granted.len();
-        granted.sort_unstable();
-        granted.dedup();
-        assert_eq!(granted.len(), count);
     }
 }

@@ -10,3 +10,5 @@ mod platforms;
 mod plugin_keys;
 mod readme;
 mod refused;
+#[path = "../support/mod.rs"]
+mod support;

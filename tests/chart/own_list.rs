@@ -1,6 +1,6 @@
 //! `cni.ownList`: where the agent writes a configuration list of its own instead of editing the cluster network's.
 
-use crate::helm::{agent, chart_file, flag, merged, nested, notes, objects, of_kind, render};
+use crate::helm::{agent, chart_file, flag, merged, nested, notes, render};
 use detour_cni::agent::install::{PLATFORMS, Platform};
 use serde_json::{Value, json};
 
@@ -35,6 +35,8 @@ fn it_is_on_by_default_only_for_a_release_that_redirects() {
         (chain(exclusions.clone()), "false"),
         (chain(json!([])), "false"),
         (chain(json!([{"type": "exclude-ldap"}])), "false"),
+        // Attachments under Multus beside an entry of the cluster network's list.
+        (json!({"attachments": [{"name": "excludedns", "chain": [{"type": "uid-exclude"}]}]}), "true"),
         // The runtime reads the primary plugin's own file.
         (json!({"primaryPlugin": {"enabled": true}}), "false"),
     ] {
@@ -55,14 +57,6 @@ fn it_is_on_by_default_only_for_a_release_that_redirects() {
     assert_eq!(own_list(&excludedns), None);
     let without_multus = merged(&excludedns, &json!({"global": {"platform": "kubernetes"}, "attachments": null}));
     assert_eq!(own_list(&without_multus).as_deref(), Some("false"));
-}
-
-/// Attachments under Multus beside an entry of the cluster network's list: the agent edits that list where Multus's
-/// configuration is in the same directory.
-#[test]
-fn it_does_not_depend_on_attachments() {
-    let values = json!({"attachments": [{"name": "excludedns", "chain": [{"type": "uid-exclude"}]}]});
-    assert_eq!(own_list(&values).as_deref(), Some("true"));
 }
 
 #[test]
@@ -115,16 +109,4 @@ fn exclusions_only_never_replace_the_attachment_that_redirects() {
         assert_eq!(rendered.contains("attachments.json: |\n    []"), values.get("attachments").is_none(), "{rendered}");
         assert_eq!(rendered.contains("kind: NetworkAttachmentDefinition"), !chain, "{rendered}");
     }
-}
-
-/// The agent writes the list to the directory of the original, which is mounted writable.
-#[test]
-fn it_needs_no_further_mount() {
-    let pod = |own: bool| {
-        let objects = objects(&nested("cni.ownList", json!(own)));
-        let mut pod = of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"].clone();
-        pod["containers"][0]["args"].take();
-        pod
-    };
-    assert_eq!(pod(true), pod(false));
 }

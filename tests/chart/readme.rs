@@ -1,6 +1,7 @@
-//! The chart's README: its table is written from the comments of `values.yaml`.
+//! The chart's README, whose table is written from the comments of `values.yaml`, and the rendered chart.
 
 use crate::helm::{chart_file, manifests, values};
+use std::process::Command;
 use std::{env, fs};
 
 const HEAD: &str = "\
@@ -86,5 +87,17 @@ fn each_value_has_a_comment() {
     for leaf in crate::helm::leaves(&values()) {
         let is_covered = commented.iter().any(|path| leaf == *path || leaf.starts_with(&format!("{path}.")));
         assert!(is_covered, "{leaf}: no comment in values.yaml");
+    }
+}
+
+#[test]
+fn the_kustomize_bases_are_rendered_from_this_chart() {
+    let script = manifests().join("../hack/manifests.sh");
+    let output = Command::new(script).arg("--digest").output().expect("it starts");
+    let line = format!("# Chart: {}\n", String::from_utf8_lossy(&output.stdout).trim());
+    assert!(output.status.success() && line.len() > 20, "{line}");
+    for platform in ["kubernetes", "openshift"] {
+        let text = fs::read_to_string(manifests().join(platform).join("rendered.yaml")).expect("readable");
+        assert!(text.contains(&line), "{platform}: run hack/manifests.sh");
     }
 }

@@ -160,23 +160,16 @@ fn stale_attachments_are_removed_from_a_running_pod_and_valid_ones_remain() {
 }
 
 #[test]
-fn gc_of_another_network_or_without_a_list_removes_nothing() {
+fn gc_of_another_network_or_without_a_list_removes_nothing_and_later_the_state_of_deleted_pods() {
     on_a_node(|| {
-        let (one, two) = two_pods();
+        let pods = two_pods();
         gc("another", Some(&[])).done();
         gc("istio-cni", None).done();
-        for pod in [&one, &two] {
+        for pod in [&pods.0, &pods.1] {
             pod.check(REDIRECT).done();
             pod.check(EXCLUDE).done();
         }
-        delete_all([&one, &two]);
-    });
-}
-
-#[test]
-fn the_saved_state_of_a_deleted_pod_is_removed() {
-    on_a_node(|| {
-        drop(two_pods());
+        drop(pods);
         gc("istio-cni", Some(&[])).done();
         gc("excludedns", Some(&[])).done();
     });

@@ -251,20 +251,12 @@ fn equals_one_chain(foreign: Foreign, facts: Facts) {
     });
 }
 
+/// Beside another tool's redirection, only exclusions are added.
 #[test]
 fn two_attachments_equal_one_with_both_chains() {
     equals_one_chain(None, Facts::DnsCaptured);
     equals_one_chain(None, Facts::Annotated);
-}
-
-#[test]
-fn two_attachments_equal_one_among_foreign_rules() {
     equals_one_chain(Some(load), Facts::DnsCaptured);
-}
-
-/// Beside another tool's redirection, only exclusions are added, in whatever order the attachments are added.
-#[test]
-fn two_attachments_equal_one_beside_a_foreign_redirection() {
     equals_one_chain(Some(redirect), Facts::DnsCaptured);
 }
 

@@ -4,6 +4,7 @@ use detour_cni::agent::install::default_chain;
 use detour_cni::cni::{Bounds, CniCommand, NetConf, NodeConf, SUB_PLUGINS};
 use detour_cni::sub_plugins::check;
 use serde_json::{Value, json};
+use std::path::Path;
 
 const FULL: &str = include_str!("../../conf/full.conf");
 const TABLE: &str = include_str!("../../conf/README.md");
@@ -18,17 +19,23 @@ fn types(conf: &NetConf) -> Vec<&str> {
 
 const ALL_THREE: [&str; 3] = ["istio-redirect", "uid-exclude", "dns-exclude"];
 
+/// The configuration of a plugin, or of the own plugin of a list.
 #[test]
-fn attachments_are_accepted_without_warnings() {
+fn samples_are_accepted_without_warnings() {
     for (text, chain) in [
         (include_str!("../../conf/openshift-istio-cni.conf"), &ALL_THREE[..]),
         (include_str!("../../conf/99-exclude-dns.conf"), &ALL_THREE[1..]),
         (include_str!("../../conf/openshift-vault.conf"), &["istio-redirect", "container-exclude"]),
         (include_str!("../../conf/bounds.conf"), &SUB_PLUGINS[..5]),
+        (include_str!("../../conf/chained.conflist"), &ALL_THREE),
+        (include_str!("../../conf/ambient.conflist"), &["uid-exclude", "dns-exclude", "destination-exclude"]),
+        (include_str!("../../conf/primary-openshift.conf"), &[]),
+        (include_str!("../../conf/primary-bridge.conf"), &ALL_THREE),
+        (include_str!("../../conf/primary-own-exclusion.conf"), &["istio-redirect", "exclude-backup"]),
     ] {
-        let conf = NetConf::parse(text.as_bytes(), CniCommand::Add, "x").expect("accepted");
+        let conf = detour_cni::cni::configuration(Path::new("f"), text.as_bytes()).expect("accepted");
         assert_eq!(types(&conf), chain);
-        assert!(conf.kubernetes.excludes("kube-system"));
+        assert!(conf.primary.is_some() || conf.kubernetes.excludes("kube-system"));
         assert_eq!(conf.warnings, [""; 0]);
     }
 }
@@ -41,39 +48,6 @@ fn the_sample_of_bounds_is_valid() {
     assert_eq!(check(&conf.bounds), Ok(()));
     let wrong = Bounds { allow: Some(json!({"uid": 7})), ..conf.bounds.clone() };
     assert!(check(&wrong).is_err_and(|error| error.msg.contains("allow.uid: unknown key")));
-}
-
-#[test]
-fn the_last_plugin_of_a_configuration_list_is_accepted() {
-    for (text, chain) in [
-        (include_str!("../../conf/chained.conflist"), ALL_THREE),
-        (include_str!("../../conf/ambient.conflist"), ["uid-exclude", "dns-exclude", "destination-exclude"]),
-    ] {
-        let list: Value = serde_json::from_str(text).expect("JSON");
-        let plugins = list["plugins"].as_array().expect("an array");
-        let mut last = plugins.last().expect("a member").clone();
-        last["name"] = list["name"].clone();
-        last["cniVersion"] = list["cniVersion"].clone();
-        let conf = parse(&last);
-        assert_eq!((conf.kind.as_str(), types(&conf)), ("detour", chain.to_vec()));
-        let file = detour_cni::cni::configuration(std::path::Path::new("f"), text.as_bytes());
-        assert_eq!(file.expect("the same plugin"), conf);
-        assert_eq!(conf.warnings, [""; 0]);
-    }
-}
-
-#[test]
-fn primary_configurations_are_accepted_without_warnings() {
-    for (text, chain) in [
-        (include_str!("../../conf/primary-openshift.conf"), &[][..]),
-        (include_str!("../../conf/primary-bridge.conf"), &ALL_THREE[..]),
-        (include_str!("../../conf/primary-own-exclusion.conf"), &["istio-redirect", "exclude-backup"]),
-    ] {
-        let conf = parse(&serde_json::from_str(text).expect("JSON"));
-        assert!(conf.primary.is_some());
-        assert_eq!(types(&conf), chain);
-        assert_eq!(conf.warnings, [""; 0]);
-    }
 }
 
 /// Compares types and UIDs; a sample may also list defaults.
@@ -106,7 +80,7 @@ fn the_configuration_file_of_multus_is_accepted() {
         "globalNamespaces": "default,shop",
         "delegates": [{"cniVersion": "0.3.1", "name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}],
     }));
-    let kubeconfig = conf.kubernetes.kubeconfig.as_deref().and_then(std::path::Path::to_str);
+    let kubeconfig = conf.kubernetes.kubeconfig.as_deref().and_then(Path::to_str);
     assert_eq!(kubeconfig, Some("/etc/cni/net.d/multus.d/multus.kubeconfig"));
     assert!(conf.primary.is_some_and(|primary| primary.global_namespaces == ["default", "shop"]));
     assert_eq!((conf.chain, conf.warnings), (vec![], vec![]));

@@ -8,8 +8,7 @@ use std::process::Command;
 
 #[test]
 fn every_error_code_is_in_the_table() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("conf/README.md");
-    let text = std::fs::read_to_string(path).expect("readable");
+    let text = read("conf/README.md");
     let (_, table) = text.split_once("## Error codes").expect("a section");
     for (code, name) in Code::NAMES {
         let row = format!("\n| {} | `{}` |", code.number(), name);
@@ -391,12 +390,11 @@ fn the_limits_are_those_of_the_source() {
 /// Answering takes no privileges, and neither builds nor installs anything: it ends at once, from any directory.
 #[test]
 fn every_script_prints_its_usage() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut scripts = BTreeSet::new();
-    files(root, &root.join("hack"), &mut scripts);
-    files(root, &root.join(".ci"), &mut scripts);
+    files(root(), &root().join("hack"), &mut scripts);
+    files(root(), &root().join(".ci"), &mut scripts);
     scripts.retain(|path| {
-        let mode = std::fs::metadata(root.join(path)).expect("readable").permissions().mode();
+        let mode = std::fs::metadata(root().join(path)).expect("readable").permissions().mode();
         mode & 0o111 != 0
     });
     assert!(scripts.contains(".ci/run") && scripts.contains("hack/image.sh"), "{scripts:?}");
@@ -404,7 +402,7 @@ fn every_script_prints_its_usage() {
         let (directory, name) = script.rsplit_once('/').expect("a directory");
         let output = Command::new("timeout")
             .args(["10", &format!("./{name}"), option])
-            .current_dir(root.join(directory))
+            .current_dir(root().join(directory))
             .output()
             .expect("timeout(1)");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -417,8 +415,7 @@ fn every_script_prints_its_usage() {
 /// what hack/release.sh replaces.
 #[test]
 fn the_manifest_for_krew_is_valid() {
-    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/krew/detour.yaml"))
-        .expect("readable");
+    let text = read("manifests/krew/detour.yaml");
     let sum = "0123456789abcdef".repeat(4);
     let text = text.replace("SHA256_AMD64", &sum).replace("SHA256_ARM64", &sum).replace("VERSION", "0.2.0");
     let text = text.replace("REPOSITORY", "https://github.com/owner/detour");

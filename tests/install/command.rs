@@ -1,6 +1,9 @@
 //! The commands `detour install` and `detour uninstall`.
 
+use crate::agent_process::TOKEN;
 use crate::scene::{CALICO, KUBECONFIG, LIST, NODE, Scene, program};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use detour_cni::agent::install::default_chain;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -31,12 +34,10 @@ fn install_writes_the_program_a_private_kubeconfig_and_an_entry_in_the_list() {
     assert_eq!(scene.mode("opt/cni/bin/detour"), 0o755);
 
     let kubeconfig = scene.json(KUBECONFIG);
-    let cluster = json!({
-        "server": "https://10.96.0.1:443",
-        "certificate-authority-data": "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCg==",
-    });
+    let authority = BASE64_STANDARD.encode(scene.read("sa/ca.crt"));
+    let cluster = json!({"server": "https://10.96.0.1:443", "certificate-authority-data": authority});
     assert_eq!(kubeconfig["clusters"][0]["cluster"], cluster);
-    assert_eq!(kubeconfig["users"][0]["user"], json!({ "token": "first-token" }));
+    assert_eq!(kubeconfig["users"][0]["user"], json!({ "token": TOKEN }));
     assert_eq!(scene.mode(KUBECONFIG), 0o600);
 
     let list = scene.json(LIST);
@@ -270,12 +271,12 @@ fn a_dry_run_prints_a_patch_without_the_token_and_changes_nothing() {
     assert!(shown.contains("+      \"type\": \"detour\",\n"), "{shown}");
     assert!(shown.contains("# copy this program to /opt/cni/bin/detour\n"), "{shown}");
     assert!(shown.contains("# write /var/lib/cni/detour/kubeconfig (mode 0600, contents not shown)"), "{shown}");
-    assert!(!shown.contains("first-token"), "{shown}");
+    assert!(!shown.contains(TOKEN), "{shown}");
 
     scene.write("shown.patch", &shown);
     let patch = |file: &str| {
         let mut patch = Command::new("patch");
-        patch.args(["-p1", "-s", "-i"]).arg(scene.path(file)).arg("-d").arg(&scene.root);
+        patch.args(["-p1", "-s", "-i"]).arg(scene.path(file)).arg("-d").arg(&*scene.root);
         assert!(patch.status().expect("patch starts").success());
     };
     patch("shown.patch");
@@ -359,6 +360,7 @@ fn invalid_input_is_reported_before_any_change() {
         (json!({"type": "excludedns"}), "add --name excludedns"),
         (json!({"chain": [{"type": "uid-exclude", "uids": ["x"]}]}), "chain[0].uids: invalid value \"x\""),
         (json!({"chain": [{"type": "uid-exclud"}]}), "did you mean \"uid-exclude\"?"),
+        (json!({"log_file": "/var/log/../../etc/passwd"}), "log_file: invalid value \"/var/log/../../etc/passwd\""),
     ] {
         scene.reports(2, "install", &[&scene.config("c", &keys)], &[part]);
     }

@@ -103,29 +103,6 @@ fn each_unusable_configuration_stays_and_its_note_has_the_reason() {
 }
 
 #[test]
-fn a_broken_configuration_is_skipped() {
-    let mut found = found("00-broken.conflist", "{");
-    put(&mut found, "10-x.conflist", r#"{"name":"n","plugins":[{"type":"a"}]}"#, 0o600);
-    let plan = reconcile(&desired(None), &found);
-    let [action] = &plan.actions[..] else { panic!("{plan:?}") };
-    assert_eq!((action.path.name().as_str(), plan.notes.len()), ("10-x.conflist", 1));
-}
-
-#[test]
-fn an_edited_entry_is_not_reverted_and_has_a_note() {
-    let text = r#"{"name":"n","plugins":[{"type":"a"}]}"#;
-    let found = found("10-x.conflist", text);
-    let mut installed = after(found.clone(), &reconcile(&desired(None), &found));
-    let file = installed.files.values_mut().next().expect("the list");
-    let edited = file.text.as_ref().expect("text").replace("kube-system", "mine");
-    (file.digest, file.text) = (Digest::of(edited.as_bytes()), Some(edited));
-    let plan = undo(&installed);
-    assert_eq!(plan.actions, []);
-    assert!(plan.notes[0].starts_with("/etc/cni/net.d/10-x.conflist is not reverted: "), "{:?}", plan.notes);
-    assert_eq!(plan.record.files.len(), 1, "known for the next time");
-}
-
-#[test]
 fn the_entry_moves_to_a_list_that_sorts_first() {
     let text = r#"{"name":"n","plugins":[{"type":"a"}]}"#;
     let late = found("20-x.conflist", text);

@@ -8,7 +8,6 @@ mod crash;
 mod credentials;
 mod exposition;
 mod golden;
-mod manifests;
 mod multus_chain;
 mod own_list;
 mod owner;

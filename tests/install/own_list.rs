@@ -34,8 +34,9 @@ pub(crate) fn network(scene: &Scene, list: &str) -> Value {
     scene.json(list)["name"].clone()
 }
 
+/// cluster_cnis/golden has the list, its mode, and the uninstallation.
 #[test]
-fn the_own_list_is_a_copy_with_the_entry_and_uninstall_removes_it() {
+fn a_dry_run_shows_the_own_list_which_is_a_copy_with_the_entry() {
     let scene = Scene::with("own-copy", "10-calico.conflist", CALICO);
     let before = scene.files();
     let diff = scene.ok("install", &[OWN_LIST, "--dry-run"]);
@@ -44,17 +45,9 @@ fn the_own_list_is_a_copy_with_the_entry_and_uninstall_removes_it() {
     assert_eq!(scene.files(), before);
     scene.ok("install", &[OWN_LIST]);
     assert_eq!(scene.read(LIST), CALICO);
-    assert_eq!(types(&scene, OWN), ["calico", "portmap", "bandwidth", "detour"]);
-    assert_eq!(scene.mode(OWN), 0o600);
-    let mut own = scene.json(OWN);
-    let entry = own["plugins"].as_array_mut().expect("a list").pop().expect("the entry");
-    assert_eq!(own, serde_json::from_str::<Value>(CALICO).expect("JSON"));
-    assert_eq!(entry["cni_conf_dir"], "/etc/cni/net.d");
-    let installed = scene.files();
+    let entry = scene.json(OWN)["plugins"].as_array_mut().expect("a list").pop().expect("the entry");
+    assert_eq!((&entry["type"], &entry["cni_conf_dir"]), (&json!("detour"), &json!("/etc/cni/net.d")));
     assert_eq!(scene.ok("install", &[OWN_LIST]), "nothing to do\n");
-    assert_eq!(scene.files(), installed);
-    scene.ok("uninstall", &[]);
-    assert_eq!(scene.files(), before);
 }
 
 #[test]

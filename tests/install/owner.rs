@@ -1,6 +1,6 @@
 //! A node has one installation: a DaemonSet owns it, and a second one changes nothing.
 
-use crate::agent_process::{Agent, SETTLED};
+use crate::agent_process::{Agent, SETTLED, arguments_on_node};
 use crate::scene::{CALICO, RECORD, Scene};
 use crate::server::{Answer, Request, Server};
 use crate::support::wait::until;
@@ -39,21 +39,15 @@ impl Cluster {
 
     /// Starts an agent of a DaemonSet in the namespace `mesh`.
     fn agent(&self, scene: &Scene, daemon_set: &str, more: &[&str]) -> Agent {
-        let flags = ["agent", "--node-name=node-1", "--taint=cni.istio.io/not-ready", "--repair=off"];
-        let flags = flags.iter().chain(more).map(ToString::to_string);
-        let paths = [("--root", ""), ("--service-account", "sa")];
-        let paths = paths.map(|(flag, path)| format!("{flag}={}", scene.path(path).display()));
-        let own = [format!("--api-server={}", self.api.http()), format!("--daemon-set={daemon_set}")];
+        let own = format!("--daemon-set={daemon_set}");
+        let flags = [&["--taint=cni.istio.io/not-ready", "--repair=off", &own], more].concat();
         let pod = [("HOSTNAME", daemon_set), ("POD_NAMESPACE", "mesh"), ("POD_NAME", daemon_set), ("POD_UID", "uid")];
-        Agent::spawn_with(&pod, &flags.chain(paths).chain(own).collect::<Vec<_>>())
+        Agent::spawn_with(&pod, &arguments_on_node(&scene.root, &self.api.http(), &flags))
     }
 }
 
 fn scene(name: &str) -> Scene {
-    let scene = Scene::with(name, "10-calico.conflist", CALICO);
-    let authority = rcgen::generate_simple_self_signed(["client.invalid".to_owned()]).expect("a certificate");
-    scene.write("sa/ca.crt", &authority.cert.pem());
-    scene
+    Scene::with(name, "10-calico.conflist", CALICO)
 }
 
 #[test]

@@ -3,13 +3,13 @@
 
 use crate::agent_process::Agent;
 use crate::scene::{CALICO, LIST, NODE, OWN, PROGRAM, RECORD, Scene};
+use crate::support::called::Called;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::Write;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// Writes the result of an ADD as libcni does.
 fn save(scene: &Scene, directory: &str, container: &str, config: &str) -> String {
@@ -32,19 +32,15 @@ fn delete_pod(scene: &Scene, list: &Value) {
     assert!(!kubeconfig.exists());
     entry["kubernetes"]["kubeconfig"] = kubeconfig.to_str().expect("text").into();
     let mut program = Command::new(scene.path(PROGRAM));
-    let environment = [
+    program.env_clear().envs([
         ("CNI_COMMAND", "DEL"),
         ("CNI_CONTAINERID", "install-saved-results"),
         ("CNI_IFNAME", "eth0"),
         ("CNI_NETNS", ""),
         ("CNI_PATH", "/opt/cni/bin"),
         ("CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web"),
-    ];
-    program.env_clear().envs(environment).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut process = program.spawn().expect("it starts");
-    process.stdin.take().expect("piped").write_all(entry.to_string().as_bytes()).expect("written");
-    let output = process.wait_with_output().expect("it ends");
-    assert!(output.status.success(), "{output:?}");
+    ]);
+    Called::run(&mut program, &entry).done();
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use crate::support::api::kubeconfig_of;
 use crate::support::called::{plugin, start};
+use crate::support::delegate_pod::with;
 use crate::support::directory::Directory;
 use crate::support::program::write_executable;
 use detour_cni::plugin;
@@ -56,23 +57,11 @@ fn the_error_has_the_reason() {
 #[test]
 fn settings_that_an_add_refuses_fail_status() {
     let manifests = Directory::new("status-chain");
-    let group = json!({"type": "istio-redirect", "owner_groups_include": ["no-such-group"]});
-    for (chain, reason) in [
-        (json!([{"type": "uid-exclude", "uidz": [1]}]), "chain[0].uidz: unknown key"),
-        (json!([{"type": "dns-exclude", "ports": [0]}]), "chain[0].ports: invalid value"),
-        (
-            json!([{"type": "istio-redirect", "drop_invalid": true}, {"type": "istio-redirect", "drop_invalid": false}]),
-            "chain[0] and chain[1] contradict each other",
-        ),
-        (json!([group]), "chain[0].owner_groups_include: invalid value \"no-such-group\""),
-    ] {
-        let kubernetes = json!({"manifests_dir": &*manifests});
-        for more in [json!({}), json!({"clusterNetwork": "ovn", "confDir": "/no/such/directory"})] {
-            let mut conf = json!({"kubernetes": kubernetes, "chain": chain});
-            conf.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-            let details = refused(conf);
-            assert!(details.contains(reason), "{details}");
-        }
+    let wrong = json!([{"type": "dns-exclude", "ports": [0]}]);
+    for mut conf in [json!({}), json!({"clusterNetwork": "ovn", "confDir": "/no/such/directory"})] {
+        (conf["kubernetes"], conf["chain"]) = (json!({"manifests_dir": &*manifests}), wrong.clone());
+        let details = refused(conf);
+        assert!(details.contains("chain[0].ports: invalid value"), "{details}");
     }
     for kubernetes in [json!({}), json!({"agent_namespace": "kube-system"})] {
         let details = refused(json!({"kubernetes": kubernetes, "chain": [{"type": "istio-redirect"}]}));
@@ -173,13 +162,13 @@ fn faults_that_the_agent_repairs_do_not_fail_status() {
             let mut kubernetes = agent.clone();
             kubernetes["kubeconfig"] = json!(kubeconfig);
             for more in [json!({}), json!({"clusterNetwork": "ovn", "confDir": "/no/such/directory"})] {
-                let mut conf = json!({"kubernetes": kubernetes});
-                conf.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+                let conf = with(json!({"kubernetes": kubernetes}), &more);
                 assert_eq!(status(conf.clone()), (Some(0), String::new()), "{conf}");
             }
         }
         // Without an agent, the operator repairs it.
-        refused(json!({"kubernetes": {"kubeconfig": kubeconfig}}));
+        let details = refused(json!({"kubernetes": {"kubeconfig": kubeconfig}}));
+        assert!(!kubeconfig.ends_with("refused") || details.contains("http://127.0.0.1:1"), "{details}");
     }
     // What no agent repairs fails as before.
     let agent = json!({"agent_namespace": "kube-system", "manifests_dir": "/no/such/directory"});
@@ -187,16 +176,6 @@ fn faults_that_the_agent_repairs_do_not_fail_status() {
     assert!(refused(json!({"kubernetes": agents[0], "ambient_enabled": true})).contains("ambient_enabled"));
     let (exit, stdout) = status(json!({"kubernetes": agents[0], "chain": [{"type": "no-such-plugin"}]}));
     assert!(exit == Some(1) && stdout.contains("\"code\":50") && stdout.contains("no-such-plugin"), "{stdout}");
-}
-
-#[test]
-fn an_unreachable_api_server_is_reported_within_two_seconds() {
-    let directory = Directory::new("status-kubeconfig");
-    let kubeconfig = directory.join("kubeconfig");
-    let text = kubeconfig_of(&json!({"server": "http://127.0.0.1:1"}), &json!({}));
-    fs::write(&kubeconfig, text).expect("writable");
-    let details = refused(json!({"kubernetes": {"kubeconfig": kubeconfig}}));
-    assert!(details.contains("http://127.0.0.1:1"), "{details}");
 }
 
 /// The maximum duration of each call, also on a slow machine.
@@ -307,21 +286,6 @@ fn an_endless_stdin_is_read_up_to_the_limit() {
 }
 
 #[test]
-fn a_configuration_with_too_many_values_is_refused_before_parsing() {
-    let mut process = call("ADD").spawn().expect("it starts");
-    let text = format!("{{\"a\":[{}0]}}", "{},".repeat(1_000_000));
-    let _ = process.stdin.take().expect("a pipe").write_all(text.as_bytes());
-    let (_, memory) = end(&mut process);
-    let (code, text) = error(&mut process);
-    assert!(code == 7 && text.contains("expected at most 100000 values"), "{text}");
-    assert!(memory < MEMORY, "{memory} KiB");
-    let mut process = call("ADD").spawn().expect("it starts");
-    let _ = process.stdin.take().expect("a pipe").write_all("[".repeat(4 << 20).as_bytes());
-    end(&mut process);
-    assert_ne!(error(&mut process).0, 108, "no stack overflow");
-}
-
-#[test]
 fn a_full_stderr_does_not_delay_the_answer() {
     let (_reader, writer) = full_pipe();
     let mut process = call("ADD").stderr(writer).spawn().expect("it starts");
@@ -334,7 +298,7 @@ fn a_full_stderr_does_not_delay_the_answer() {
 
 #[test]
 fn relaying_stderr_of_a_delegate_does_not_delay_the_answer() {
-    let directory = directory("noisy");
+    let directory = Directory::new("noisy");
     let program = directory.join("noisy");
     write_executable(
         &program,
@@ -347,10 +311,6 @@ fn relaying_stderr_of_a_delegate_does_not_delay_the_answer() {
     process.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes()).expect("written");
     let (status, _) = end(&mut process);
     assert!(status.success(), "{:?}", error(&mut process));
-}
-
-fn directory(name: &str) -> Directory {
-    Directory::new(&format!("limits-{name}"))
 }
 
 /// Set in the process that panics, which ends it.

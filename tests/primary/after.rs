@@ -23,14 +23,9 @@ fn added(more: &Value) -> (Node, Value) {
 }
 
 #[test]
-fn saved_state_is_readable_by_root_only() {
-    let (node, _) = added(&json!({}));
-    assert_eq!(fs::metadata(node.state_file()).expect("saved").permissions().mode() & 0o777, 0o600);
-}
-
-#[test]
 fn del_needs_only_the_saved_state() {
     let (node, conf) = added(&json!({}));
+    assert_eq!(fs::metadata(node.state_file()).expect("saved").permissions().mode() & 0o777, 0o600);
     fs::remove_dir_all(node.dir.join("manifests")).expect("removable");
     // Like after a reboot.
     fs::remove_dir_all(Path::new("/run/detour/attachments").join(&node.pod.name)).expect("removable");
@@ -149,23 +144,6 @@ fn a_late_del_or_gc_of_an_earlier_pod_leaves_the_network_namespace_of_the_new_on
     node.done("DEL", &conf);
     let last = node.recorders.seen().pop().expect("called");
     assert_eq!(last.environment["CNI_NETNS"], node.pod.netns().display().to_string());
-}
-
-/// The DEL of an earlier pod never came, and the kernel gave the identity of its network namespace to a new one.
-#[test]
-fn a_stale_record_with_the_same_inode_does_not_hide_the_network_namespace_from_a_del() {
-    let (node, conf) = added(&json!({}));
-    let stale = node.dir.join("state/earlier");
-    fs::create_dir(&stale).expect("writable");
-    let mut record: Value = serde_json::from_slice(&fs::read(node.state_file()).expect("saved")).expect("JSON");
-    record["netns"] = json!("/run/netns/of-an-earlier-pod");
-    fs::write(stale.join("primary@eth0.json"), record.to_string()).expect("written");
-    node.done("DEL", &conf);
-    let seen = node.recorders.seen();
-    let dels: Vec<_> = seen.iter().filter(|seen| seen.command == "DEL").collect();
-    assert_eq!(dels.len(), 2);
-    let netns = node.pod.netns().display().to_string();
-    assert!(dels.iter().all(|del| del.environment["CNI_NETNS"] == netns));
 }
 
 /// As after a node's Multus configuration got another `type`: Multus has a file with the name of our directory.

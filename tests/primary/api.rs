@@ -168,30 +168,6 @@ fn without_a_kubeconfig_the_in_cluster_environment_is_used() {
 }
 
 #[test]
-fn a_deleted_pod_is_detected_before_anything_runs() {
-    let knows = script("default/istio-cni");
-    let server = Server::plain(move |request| match request.line.as_str() {
-        POD => Answer::json(404, &json!({"kind": "Status", "message": "gone"})),
-        _ => knows(request),
-    });
-    let node = Node::new();
-    let (code, text) = node.refused("ADD", &conf(&node, &server, &from_runtime(&annotations("default/istio-cni"))));
-    assert_eq!(code, 100, "{text}");
-    assert!(node.recorders.seen().is_empty() && !node.has_saved_state());
-}
-
-#[test]
-fn invalid_pod_annotations_are_ignored_with_a_warning() {
-    for (annotations, place) in [(json!([]), "pod-annotations: "), (json!({"a": 1}), "pod-annotations.a: ")] {
-        let (node, server) = (Node::new(), Server::plain(script("")));
-        let output = node.call("ADD", &conf(&node, &server, &from_runtime(&annotations)));
-        assert!(output.success, "{output:?}");
-        assert!(output.stderr.contains(place), "{}", output.stderr);
-        assert_eq!(server.lines(), [POD], "for the networks of the pod");
-    }
-}
-
-#[test]
 fn add_waits_for_the_file_and_names_it_in_the_error() {
     let node = Node::new();
     node.pod_selects("");

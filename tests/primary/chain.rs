@@ -29,6 +29,8 @@ fn chained_plugins_get_the_default_networks_result() {
     assert_eq!(node.recorders.order(), ["ADD default", "ADD a", "ADD home-made", "ADD silent"]);
     let seen = node.recorders.seen();
     let own = &seen[2];
+    // The two others are net1 and net2.
+    assert_eq!(seen[1].environment["CNI_IFNAME"], "net3");
     assert_eq!(own.environment["CNI_IFNAME"], "eth0");
     assert_eq!((&own.stdin["prevResult"]["cniVersion"], &own.stdin["name"]), (&json!("0.4.0"), &json!("own")));
     assert_eq!(own.stdin["prevResult"]["ips"][0]["address"], "10.0.0.2/24");
@@ -60,16 +62,6 @@ fn chained_plugins_get_the_default_networks_result() {
 }
 
 #[test]
-fn the_nodes_sub_plugins_apply_to_every_pod() {
-    let node = node();
-    node.pod_selects("");
-    let conf = node.recording(&json!({"chain": [{"type": "istio-redirect"}, {"type": "uid-exclude", "uids": [4321]}]}));
-    node.done("ADD", &conf);
-    assert!(node.pod.rules().iter().any(|rule| rule.contains("4321")));
-    node.done("DEL", &conf);
-}
-
-#[test]
 fn an_attachments_keys_override_the_nodes() {
     let node = node();
     node.pod_selects("mesh");
@@ -81,44 +73,20 @@ fn an_attachments_keys_override_the_nodes() {
     assert!(rules.contains("16001") && rules.contains("17006") && !rules.contains("17001"), "{rules}");
 }
 
-/// Returns the rules of a pod with these attachments, on a node with this sub-plugin chain.
-fn rules(chain: &Value, attachments: &[Value]) -> String {
+#[test]
+fn exclusions_of_node_and_attachments_apply_together() {
     let node = node();
-    let names: Vec<String> = (0..attachments.len()).map(|index| format!("m{index}")).collect();
-    for (name, chain) in names.iter().zip(attachments) {
+    let own = json!([{"type": "uid-exclude", "uids": [4323]}, {"type": "dns-exclude", "uids": [4324]}]);
+    for (name, chain) in [("m1", own), ("m2", json!([{"type": "istio-redirect"}]))] {
         node.definition("shop", name, &json!({"name": name, "cniVersion": "1.0.0", "type": "detour", "chain": chain}));
     }
-    node.pod_selects(&names.join(","));
+    node.pod_selects("m1,m2");
+    let chain =
+        json!([{"type": "uid-exclude", "uids": [4321]}, {"type": "dns-exclude", "uids": [4322], "ports": [5353]}]);
     let conf = node.recording(&json!({"chain": chain}));
     node.done("ADD", &conf);
     node.done("CHECK", &conf);
-    node.pod.rules().join("\n")
-}
-
-#[test]
-fn an_attachment_does_not_reset_keys_that_it_does_not_set() {
-    let redirect = json!({"type": "istio-redirect"});
-    let own = json!({"type": "istio-redirect", "drop_invalid": true, "inbound_ports_include": "8080"});
-    let excludes = json!({"type": "uid-exclude", "uids": [4321]});
-    for (node, others) in [
-        (json!([redirect]), [json!([own]), json!([excludes])]),
-        (json!([redirect]), [json!([excludes]), json!([own])]),
-        (json!([]), [json!([own]), json!([redirect, excludes])]),
-    ] {
-        let rules = rules(&node, &others);
-        for part in ["--ctstate INVALID", "--dport 8080", "meta skuid 4321"] {
-            assert!(rules.contains(part), "{node} {others:?} {part}: {rules}");
-        }
-        assert!(!rules.contains("ISTIO_INBOUND -p tcp -j ISTIO_IN_REDIRECT"), "{rules}");
-    }
-}
-
-#[test]
-fn exclusions_of_node_and_attachments_apply_together() {
-    let chain =
-        json!([{"type": "uid-exclude", "uids": [4321]}, {"type": "dns-exclude", "uids": [4322], "ports": [5353]}]);
-    let own = json!([{"type": "uid-exclude", "uids": [4323]}, {"type": "dns-exclude", "uids": [4324]}]);
-    let rules = rules(&chain, &[own, json!([{"type": "istio-redirect"}])]);
+    let rules = node.pod.rules().join("\n");
     for uid in ["4321", "4322", "4323", "4324"] {
         assert!(rules.contains(&format!("meta skuid {uid} ")), "{uid}: {rules}");
     }

@@ -71,17 +71,6 @@ fn secondary_networks_get_the_runtime_config_that_multus_passes() {
 }
 
 #[test]
-fn interfaces_are_named_by_position_including_in_process_attachments() {
-    let node = Node::new();
-    node.pod_selects("istio-cni, one, one@x");
-    node.definition("shop", "istio-cni", &istio_cni());
-    node.definition("shop", "one", &json!({"cniVersion": "1.0.0", "type": "a"}));
-    node.done("ADD", &node.recording(&json!({})));
-    let names: Vec<_> = node.recorders.seen().iter().map(|seen| seen.environment["CNI_IFNAME"].clone()).collect();
-    assert_eq!(names, ["eth0", "net2", "x"]);
-}
-
-#[test]
 fn errors_are_detected_before_anything_runs() {
     let node = Node::new();
     node.definition("other", "one", &json!({"type": "a"}));
@@ -94,6 +83,7 @@ fn errors_are_detected_before_anything_runs() {
         ("other/one", json!({"namespaceIsolation": true}), "namespaceIsolation"),
         ("gone", json!({}), "failed to find plugin \"not-installed\""),
         ("broken", json!({}), "without /"),
+        ("", json!({"delegates": [istio_cni()]}), "creates no interface"),
     ] {
         node.pod_selects(networks);
         let (code, text) = node.refused("ADD", &node.recording(&more));
@@ -129,34 +119,6 @@ fn without_a_source_the_pod_gets_the_configured_networks() {
     }
     let once = ["ADD default", "ADD a", "DEL a", "DEL default"];
     assert_eq!(node.recorders.order(), [once, once].concat());
-}
-
-#[test]
-fn the_result_is_in_the_configurations_version() {
-    let node = Node::new();
-    node.pod_selects("");
-    for (version, wanted) in [
-        ("0.2.0", json!({"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.2/24"}, "dns": {}})),
-        (
-            "0.3.1",
-            json!({
-                "cniVersion": "0.3.1", "interfaces": [{"name": "eth0", "sandbox": "/run/netns/x"}],
-                "ips": [{"version": "4", "interface": 0, "address": "10.0.0.2/24"}], "dns": {},
-            }),
-        ),
-    ] {
-        let conf = node.recording(&json!({"cniVersion": version}));
-        assert_eq!(node.done("ADD", &conf), wanted);
-        node.done("DEL", &conf);
-    }
-}
-
-#[test]
-fn an_in_process_type_can_not_be_the_default_network() {
-    let node = Node::new();
-    node.pod_selects("");
-    let (code, text) = node.refused("ADD", &node.conf(&istio_cni(), &json!({})));
-    assert!(code == 7 && text.contains("creates no interface"), "{text}");
 }
 
 /// Returns a node with `namespaceIsolation` on which the executable `detour` is a recorder.

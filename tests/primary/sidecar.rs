@@ -63,55 +63,15 @@ fn a_pod_on_a_bridge_is_redirected_until_del() {
     node.pod.run(&["iptables", "-t", "nat", "-F", "ISTIO_OUTPUT"]);
     assert_eq!(answers(&node), "node");
     assert_eq!(node.refused("CHECK", &conf).0, 103);
+    node.pod.run(&["ip", "address", "flush", "dev", "eth0"]);
+    let (_, text) = node.refused("CHECK", &conf);
+    assert!(text.contains("network cluster (eth0)"), "{text}");
 
     let leases = node.dir.join("ipam/cluster");
     assert!(leases.join(&address).exists());
     assert_eq!(node.done("DEL", &conf), Value::Null);
     assert!(!leases.join(&address).exists() && !node.has_saved_state());
     assert!(!node.pod.run(&["ip", "link"]).contains("eth0"));
-    assert_eq!(node.pod.rules(), [""; 0]);
-}
-
-#[test]
-fn check_detects_a_bridge_without_its_address() {
-    let node = Node::new();
-    node.pod_selects("");
-    let conf = node.conf(&node.bridge(), &json!({}));
-    node.done("ADD", &conf);
-    assert_eq!(node.pod.rules(), [""; 0], "no attachment redirects");
-    node.done("CHECK", &conf);
-    node.pod.run(&["ip", "address", "flush", "dev", "eth0"]);
-    let (_, text) = node.refused("CHECK", &conf);
-    assert!(text.contains("network cluster (eth0)"), "{text}");
-    node.done("DEL", &conf);
-}
-
-#[test]
-fn a_selection_moves_the_default_route() {
-    let node = Node::new();
-    let gateway = node.subnet("129");
-    let mesh = json!({"name": "istio-cni", "namespace": "default"});
-    node.pod_selects(&json!([{"name": "second", "default-route": [gateway]}, mesh]).to_string());
-    node.definition("default", "istio-cni", &istio_cni());
-    let mut second = node.bridge();
-    second["name"] = json!("second");
-    second["isDefaultGateway"] = json!(false);
-    second["isGateway"] = json!(false);
-    second["ipam"]["subnet"] = json!(node.subnet("128/25"));
-    let mut first = node.bridge();
-    first["ipam"]["subnet"] = json!(node.subnet("0/25"));
-    node.definition("shop", "second", &second);
-    let conf = node.conf(&first, &json!({"merge_addresses": true}));
-    let result = node.done("ADD", &conf);
-    let routes = node.pod.run(&["ip", "route", "show", "default"]);
-    assert_eq!(routes.trim_end(), format!("default via {gateway} dev net1 proto static"));
-    assert_eq!(result["routes"], Value::Null, "the default network's has gone");
-    let addresses: Vec<_> = result["ips"].as_array().expect("a list").iter().map(|ip| &ip["interface"]).collect();
-    assert_eq!(addresses, [2, 5], "each points to its own interface");
-    assert_eq!(result["interfaces"][5]["name"], "net1");
-    assert!(!node.pod.rules().is_empty());
-    node.done("CHECK", &conf);
-    node.done("DEL", &conf);
     assert_eq!(node.pod.rules(), [""; 0]);
 }
 
@@ -264,13 +224,11 @@ fn the_agents_pod_gets_only_the_cluster_network_and_needs_no_kubeconfig() {
     assert_eq!(node.recorders.order(), ["ADD default", "DEL default"].repeat(2));
     let (code, _) = node.refused("ADD", &conf(&node, &json!({})));
     assert_eq!(code, 11, "any other pod waits for the kubeconfig");
-}
 
-#[test]
-fn the_agents_pod_does_not_wait_for_an_unresponsive_api() {
-    let (node, server) = (Node::new(), Server::plain(|_| Answer::Hang));
-    let kubeconfig = node.dir.join("absent");
-    fs::write(kubeconfig, kubeconfig_of(&json!({"server": server.http()}), &json!({}))).expect("writable");
+    // It does not wait for an unresponsive API server.
+    let server = Server::plain(|_| Answer::Hang);
+    let kubeconfig = kubeconfig_of(&json!({"server": server.http()}), &json!({}));
+    fs::write(node.dir.join("absent"), kubeconfig).expect("writable");
     let added = agent(&node, &conf(&node, &json!({})));
     assert!(added.success, "{added:?}");
     assert_eq!(server.lines(), [""; 0]);

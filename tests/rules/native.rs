@@ -278,21 +278,16 @@ fn elements_can_be_added_and_removed_repeatedly() {
     });
 }
 
-#[test]
-fn nft_prints_the_container_of_an_element() {
-    in_new_netns(|| {
-        commit(&with_containers(&[All]));
-        change(&[], &[ContainerElement::new(All, u64::MAX - 1, "vault-agent-init", ID)]);
-        let listed = listed();
-        assert!(listed.contains("comment \"vault-agent-init 0123456789abcdef\""), "{listed}");
-    });
-}
-
 /// A process in the pod may add elements with any comment.
 #[test]
-fn a_foreign_element_has_no_container_and_can_be_removed() {
+fn an_element_names_its_container_and_a_foreign_one_has_none() {
     in_new_netns(|| {
         commit(&with_containers(&[All]));
+        let own = ContainerElement::new(All, u64::MAX - 1, "vault-agent-init", ID);
+        change(&[], std::slice::from_ref(&own));
+        let listed = listed();
+        assert!(listed.contains("comment \"vault-agent-init 0123456789abcdef\""), "{listed}");
+        change(&[own], &[]);
         let foreign = ContainerElement { container: None, ..ContainerElement::new(All, 7, "", "") };
         change(&[], std::slice::from_ref(&foreign));
         assert_eq!(elements(), std::slice::from_ref(&foreign));

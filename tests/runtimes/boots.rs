@@ -248,7 +248,7 @@ fn boots(runtime: Runtime) -> Vec<Boot> {
     boots
 }
 
-/// Adds the rows of these boots to the table.
+/// Adds the row of these boots to the table.
 fn report(runtime: Runtime, boots: &[Boot]) {
     let sum = |number: fn(&Boot) -> usize| boots.iter().map(number).sum::<usize>();
     let value = format!(
@@ -263,21 +263,6 @@ fn report(runtime: Runtime, boots: &[Boot]) {
         sum(|boot| usize::from(!boot.is_ready)),
     );
     result(runtime, "boots, own list", &value);
-    let times = |mut times: Vec<Duration>| {
-        times.sort();
-        let seconds = |time: Option<&Duration>| time.map_or("-".into(), |time| format!("{:.2} s", time.as_secs_f64()));
-        format!("median {}, longest {}", seconds(times.get(times.len() / 2)), seconds(times.last()))
-    };
-    let mut kinds: Vec<_> = boots.iter().map(|boot| boot.what).collect();
-    kinds.sort_unstable();
-    kinds.dedup();
-    for what in kinds {
-        let of_kind: Vec<_> = boots.iter().filter(|boot| boot.what == what).collect();
-        let first = |meshed: bool| times(of_kind.iter().filter_map(|boot| boot.counts.first(meshed)).collect());
-        let agents = times(of_kind.iter().flat_map(|boot| boot.agents.clone()).collect());
-        let value = format!("meshed: {}; others: {}; agent: {agents}; of {}", first(true), first(false), of_kind.len());
-        result(runtime, &format!("first pod, own list, {what}"), &value);
-    }
 }
 
 impl std::fmt::Display for Boot {
@@ -294,61 +279,6 @@ impl std::fmt::Display for Boot {
         let wrong = counts.without_rules.first().into_iter().chain(counts.other_rules.first());
         wrong.into_iter().try_for_each(|wrong| write!(f, "\n  {wrong}"))
     }
-}
-
-/// How long the API server stays away in [`outages`].
-const OUTAGE: Duration = Duration::from_secs(20);
-
-/// Boots a node whose API server stays away, while pods with a sidecar are retried all the time and the cluster CNI
-/// rewrites its list: other pods start. Pods with a sidecar start when the API server is back.
-fn outages(runtime: Runtime) {
-    let mut random = Random(u32::try_from(repetitions("SEED", 1)).expect("a small number"));
-    let (mut node, cluster, expected) = installed(runtime, "token");
-    let mut plan = |what, api, with_agent: bool| {
-        let agent = with_agent.then(|| random.time(4000));
-        Plan { what, withdrawn: None, api, expired: false, agent, replaced: None, drained: None }
-    };
-    let plans = [
-        plan("API server silent", ApiServer::SilentUntil(OUTAGE), true),
-        plan("API server closed", ApiServer::ClosedUntil(OUTAGE), true),
-        plan("API server silent, no agent", ApiServer::SilentUntil(OUTAGE), false),
-    ];
-    for plan in plans {
-        node.power_off();
-        let boot = boot(&mut node, &cluster, &expected, &plan, &mut random);
-        println!("outage of {}: {boot}", runtime.name());
-        let starts = |kind| boot.counts.started.get(&kind).map(Vec::as_slice).unwrap_or_default();
-        let mut plain: Vec<_> =
-            starts(Kind::Plain).iter().filter(|start| start.at < OUTAGE).map(|start| start.took).collect();
-        plain.sort();
-        let median = plain.get(plain.len() / 2).copied();
-        let back = [Kind::Meshed, Kind::Excluding].map(|kind| Some(starts(kind).first()?.at.saturating_sub(OUTAGE)));
-        let seconds = |time: &Duration| format!("{:.1} s", time.as_secs_f64());
-        let text = |time: Option<&Duration>| time.map_or_else(|| "none".into(), seconds);
-        let value = format!(
-            "{} pods without a sidecar in {OUTAGE:?}: median {}, longest {}; with a sidecar {} and {} after the outage",
-            plain.len(),
-            text(median.as_ref()),
-            text(plain.last()),
-            text(back[0].as_ref()),
-            text(back[1].as_ref()),
-        );
-        result(runtime, &format!("outage, {}", plan.what), &value);
-        assert_eq!((boot.counts.without_rules.len(), boot.counts.other_rules.len()), (0, 0), "{boot}");
-        assert!(median.is_some_and(|median| median < Duration::from_secs(5)), "{value}\n{boot}");
-        let is_soon = |back: &Option<Duration>| back.is_some_and(|back| back < Duration::from_secs(20));
-        assert!(back.iter().all(is_soon), "{value}\n{boot}");
-    }
-}
-
-#[test]
-fn plain_pods_start_while_the_api_server_is_away_under_containerd() {
-    outages(Runtime::Containerd);
-}
-
-#[test]
-fn plain_pods_start_while_the_api_server_is_away_under_cri_o() {
-    outages(Runtime::CriO);
 }
 
 fn own_list(runtime: Runtime) {

@@ -2,20 +2,19 @@
 
 use crate::api::{Api, NAMESPACES, PODS};
 use crate::node::{Node, until};
-use crate::pod::{Pod, Sandbox};
+use crate::pod::Pod;
 use crate::program::program;
+use crate::support::agent_process;
+use crate::support::health::fetch;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{Shutdown, shutdown};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::os::fd::AsRawFd as _;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
 
 /// The sub-plugin chain of the node.
 const CHAIN: &str =
@@ -89,20 +88,6 @@ impl Cluster {
     pub(crate) fn has(&self, pod: &Pod) {
         self.api.put(PODS, &pod.manifest());
     }
-
-    /// The kubelet reports that the pod's sandbox is complete.
-    pub(crate) fn has_started(&self, pod: &Pod, sandbox: &Sandbox<'_>) {
-        let mut started = pod.manifest();
-        started["status"] = json!({"phase": "Running", "podIPs": [{"ip": sandbox.address()}]});
-        self.api.put(PODS, &started);
-    }
-
-    /// The messages of Events with this reason.
-    pub(crate) fn events(&self, reason: &str) -> Vec<String> {
-        let bodies = self.api.bodies();
-        let events = bodies.iter().filter(|body| body["reason"] == reason);
-        events.filter_map(|event| event["message"].as_str().or(event["note"].as_str())).map(str::to_owned).collect()
-    }
 }
 
 /// The binary: the release build of hack/e2e.sh or, as fallback, that of `cargo test`.
@@ -111,10 +96,7 @@ pub(crate) fn detour() -> PathBuf {
 }
 
 /// A running agent. Dropping it sends SIGKILL.
-pub(crate) struct Agent {
-    process: Child,
-    lines: Arc<Mutex<Vec<String>>>,
-}
+pub(crate) struct Agent(agent_process::Agent);
 
 impl Agent {
     /// Starts the agent on the node. It uses the network of the test, in which the API server is.
@@ -139,22 +121,8 @@ impl Agent {
         command.arg(format!("--service-account={}", node.path("account").display()));
         command.arg(format!("--config={}", node.path("config.json").display()));
         command.args(arguments);
-        let mut process = command
-            .env_clear()
-            .env("HOSTNAME", "a")
-            .env("POD_NAMESPACE", "detour-system")
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("nsenter starts");
-        let stderr = BufReader::new(process.stderr.take().expect("a pipe"));
-        let lines = Arc::<Mutex<Vec<String>>>::default();
-        let log = Arc::clone(&lines);
-        thread::spawn(move || {
-            for line in stderr.lines().map_while(Result::ok) {
-                log.lock().expect("no panic while locked").push(line);
-            }
-        });
-        Self { process, lines }
+        command.env_clear().env("HOSTNAME", "a").env("POD_NAMESPACE", "detour-system");
+        Self(agent_process::Agent::of(&mut command))
     }
 
     /// Whether the agent in the node's network reports that it is ready.
@@ -176,18 +144,13 @@ impl Agent {
 
     /// Waits until the agent serves the plugin and is registered.
     #[track_caller]
-    pub(crate) fn until_ready(&self) {
-        let wanted = ["watching pods", "watching namespaces", "serving the plugin's", REGISTERED];
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !wanted.iter().all(|part| self.logged().iter().any(|line| line.contains(part))) {
-            assert!(Instant::now() < deadline, "the agent does not log one of {wanted:?}: {:#?}", self.logged());
-            thread::park_timeout(Duration::from_millis(5));
-        }
+    fn until_ready(&self) {
+        self.0.wait_for_logs(&["watching pods", "watching namespaces", "serving the plugin's", REGISTERED]);
     }
 
     /// Everything that the agent logged.
     pub(crate) fn logged(&self) -> Vec<String> {
-        self.lines.lock().expect("no panic while locked").clone()
+        self.0.log()
     }
 
     /// The samples of `/metrics` with this prefix of their name: the labels, and the value.
@@ -196,9 +159,7 @@ impl Agent {
         let line = lines.iter().find(|line| line.contains("serving /healthz")).expect("it serves them");
         let address =
             line.split("address=").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("an address");
-        let output =
-            Command::new("curl").args(["-s", &format!("http://{address}/metrics")]).output().expect("curl starts");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let (_, text) = fetch(address, "/metrics");
         let samples = text.lines().filter_map(|line| line.strip_prefix(name)?.rsplit_once(' '));
         samples.filter_map(|(labels, value)| Some((labels.to_owned(), value.parse().ok()?))).collect()
     }
@@ -210,16 +171,14 @@ impl Agent {
 
     /// Sends a signal to the agent, not to the nsenter around it. Waits until it has ended.
     pub(crate) fn end(&mut self, signal: &str) {
-        let nsenter = self.process.id();
+        let nsenter = self.0.id();
         // proc_pid(5): the children of a task. There are none before nsenter has forked.
         let children = || fs::read_to_string(format!("/proc/{nsenter}/task/{nsenter}/children")).unwrap_or_default();
-        until("nsenter starts the agent", || {
-            !children().is_empty() || self.process.try_wait().is_ok_and(|status| status.is_some())
-        });
+        until("nsenter starts the agent", || !children().is_empty() || self.0.has_ended());
         for child in children().split_whitespace() {
             let _ = Command::new("kill").args([signal, child]).status();
         }
-        let _ = self.process.wait();
+        until("nsenter ends", || self.0.has_ended());
     }
 }
 

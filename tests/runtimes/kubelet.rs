@@ -36,20 +36,11 @@ impl Kind {
     }
 }
 
-/// The start of a pod.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Start {
-    /// The time since the runtime was ready.
-    pub(crate) at: Duration,
-    /// The time since the first attempt.
-    pub(crate) took: Duration,
-}
-
 /// What happened since the start of the node.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// The pods that started, in this order.
-    pub(crate) started: BTreeMap<Kind, Vec<Start>>,
+    /// When the pods had started, since the runtime was ready.
+    started: BTreeMap<Kind, Vec<Duration>>,
     /// Pods with a sidecar that started without rules, or with other rules than expected; pods without a sidecar that
     /// started with rules.
     pub(crate) without_rules: Vec<String>,
@@ -72,7 +63,7 @@ impl Counts {
     /// When the first pod with a sidecar, or the first other pod, had started.
     pub(crate) fn first(&self, meshed: bool) -> Option<Duration> {
         let kinds = self.started.iter().filter(|(kind, _)| meshed == (**kind != Kind::Plain));
-        kinds.filter_map(|(_, starts)| Some(starts.first()?.at)).min()
+        kinds.filter_map(|(_, times)| times.first().copied()).min()
     }
 }
 
@@ -143,12 +134,11 @@ impl<'a> Kubelet<'a> {
         static COUNTER: AtomicU32 = AtomicU32::new(1);
         let pod = kind.pod(&format!("pod-{}", COUNTER.fetch_add(1, Ordering::Relaxed)));
         self.cluster.has(&pod);
-        let first_attempt = Instant::now();
         let sandbox = self.retry(&pod)?;
-        let (time, took) = (self.begin.elapsed(), first_attempt.elapsed());
+        let time = self.begin.elapsed();
         let rules = sandbox.rules();
         let mut counts = self.counts.lock().expect("no panic while locked");
-        counts.started.entry(kind).or_default().push(Start { at: time, took });
+        counts.started.entry(kind).or_default().push(time);
         if rules != self.expected[&kind] {
             let wrong = format!("{time:?}: {kind:?} pod {}: {rules:#?}", pod.name);
             let bypasses = kind != Kind::Plain && !rules.iter().any(|rule| rule.contains("ISTIO"));

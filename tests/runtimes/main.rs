@@ -9,7 +9,6 @@
 mod boots;
 mod cluster;
 mod cluster_cni;
-mod guide;
 mod kills;
 mod kubelet;
 mod node;

@@ -1,7 +1,6 @@
-//! What the plugin's own list relies on in the runtimes: the pod's annotations, STATUS, and a change of the list while
-//! pods run.
+//! What the plugin's own list relies on in the runtimes: STATUS, and pods that start with the last copy.
 
-use crate::cluster::{Agent, Cluster, detour};
+use crate::cluster::{Agent, Cluster};
 use crate::kubelet::{Kind, expected};
 use crate::node::{Node, Runtime, until};
 use crate::pod::{Class, Pod};
@@ -10,7 +9,6 @@ use crate::support::program::write_executable;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 const OWN_LIST: &str = "net.d/00-detour.conflist";
 
@@ -38,18 +36,6 @@ impl Node {
         let conditions = info["status"]["conditions"].as_array().expect("conditions");
         let network = conditions.iter().find(|condition| condition["type"] == "NetworkReady").expect("it has one");
         (network["status"] == true, network["message"].as_str().unwrap_or_default().to_owned())
-    }
-
-    /// The addresses that host-local has given to pods, and the saved results of libcni.
-    fn leases(&self) -> Vec<String> {
-        let names = |directory: &str| {
-            let files = fs::read_dir(self.path(directory)).into_iter().flatten().flatten();
-            files.map(|file| file.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>()
-        };
-        let mut leases = names("var/lib/cni/networks/net");
-        leases.retain(|name| name != "lock" && !name.starts_with("last_reserved_ip"));
-        leases.extend(names("var/lib/cni/results"));
-        leases
     }
 }
 
@@ -100,73 +86,6 @@ esac
     result(runtime, "list of the cluster CNI removed (1.1.0)", "NetworkReady is false until it is back");
 }
 
-/// Uninstalls detour on the node. Returns whether nothing is left, and the notes.
-fn uninstall(node: &Node) -> (bool, String) {
-    let output = Command::new("nsenter")
-        .args(["--target", &node.first_process().to_string(), "--mount", "--pid", "--"])
-        .arg(detour())
-        .arg("uninstall")
-        .output()
-        .expect("nsenter starts");
-    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
-}
-
-/// The own list replaces the edited list, and is uninstalled, while pods run.
-fn uninstalled(runtime: Runtime) {
-    let node = Node::start(runtime, |_| ());
-    let cluster = Cluster::new(&node);
-    let entrance = cluster.open(&node);
-    cluster.answer(&entrance);
-    let start = |name: &str| {
-        let pod = Pod::new(name, Class::Burstable, "");
-        cluster.has(&pod);
-        pod.start(&node).expect("it starts")
-    };
-    let agent = Agent::start_on_node(&node, &cluster, &[]);
-    until("the agent is ready", || agent.is_ready(&node));
-    node.wait_for_plugin();
-    let expected = expected(&node, &cluster);
-    assert_eq!(node.leases(), Vec::<String>::new(), "all pods are removed");
-    let with_edit = start("with-edit");
-    drop(agent);
-
-    let mut agent = Agent::start_on_node(&node, &cluster, &["--own-list=true"]);
-    until("the own list is installed", || node.path(OWN_LIST).exists() && agent.is_ready(&node));
-    let original = fs::read_to_string(node.path("net.d/10-net.conflist")).expect("it is there");
-    assert!(!original.contains("detour"), "the edit is reverted: {original}");
-    let with_list = start("with-list");
-    assert_eq!(with_list.rules(), expected[&Kind::Meshed]);
-    agent.end("-TERM");
-
-    // CRI-O deletes a pod with the list with which the pod started, which libcni has saved (ocicni). containerd saves
-    // the lists in the same directory, and deletes a pod with its current list.
-    let (succeeded, notes) = uninstall(&node);
-    let keeps = runtime == Runtime::CriO;
-    assert!(succeeded && notes.contains("needs it to delete pods") == keeps, "{notes}");
-    assert_eq!(notes.contains("(pods: 2)"), keeps, "{notes}");
-    assert!(!node.path(OWN_LIST).exists() && node.path("bin/detour").exists() == keeps);
-    let mut number = 0;
-    until("the runtime uses the original list", || {
-        number += 1;
-        let pod = Pod::new(&format!("after-{number}"), Class::Burstable, "");
-        cluster.has(&pod);
-        // containerd may not have read it yet, and the program is gone.
-        let Ok(sandbox) = pod.start(&node) else { return false };
-        let rules = sandbox.rules();
-        sandbox.remove();
-        rules == expected[&Kind::Plain]
-    });
-    for sandbox in [with_edit, with_list] {
-        assert_eq!(sandbox.rules(), expected[&Kind::Meshed], "a running pod keeps its rules");
-        node.ask(json!({"op": "drop", "sandbox": sandbox.id})).expect("the pod is deleted");
-    }
-    let (succeeded, notes) = uninstall(&node);
-    assert!(succeeded && !node.path("bin/detour").exists(), "{notes}");
-    assert_eq!(node.leases(), Vec::<String>::new(), "all addresses and results are released");
-    let text = "new pods use the original list, old pods are deleted, all addresses are released";
-    result(runtime, "own list uninstalled while pods run", text);
-}
-
 #[test]
 fn the_network_of_containerd_is_not_ready_without_the_list_of_the_cluster_cni() {
     status(Runtime::Containerd);
@@ -175,14 +94,4 @@ fn the_network_of_containerd_is_not_ready_without_the_list_of_the_cluster_cni() 
 #[test]
 fn the_network_of_cri_o_is_not_ready_without_the_list_of_the_cluster_cni() {
     status(Runtime::CriO);
-}
-
-#[test]
-fn pods_are_deleted_cleanly_after_the_own_list_was_uninstalled_under_containerd() {
-    uninstalled(Runtime::Containerd);
-}
-
-#[test]
-fn pods_are_deleted_cleanly_after_the_own_list_was_uninstalled_under_cri_o() {
-    uninstalled(Runtime::CriO);
 }

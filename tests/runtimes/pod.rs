@@ -76,32 +76,15 @@ impl Pod {
         self.annotations[key] = value.into();
     }
 
-    /// Adds an ordinary container.
+    /// Adds a container.
     pub(crate) fn container(mut self, name: &str) -> Self {
-        self.add("containers", json!({"name": name}));
-        self
-    }
-
-    /// Adds an init container.
-    pub(crate) fn init_container(mut self, name: &str) -> Self {
-        self.add("initContainers", json!({"name": name}));
-        self
-    }
-
-    /// Adds a native sidecar.
-    pub(crate) fn native_sidecar(mut self, name: &str) -> Self {
-        self.add("initContainers", json!({"name": name, "restartPolicy": "Always"}));
-        self
-    }
-
-    fn add(&mut self, kind: &str, mut container: Value) {
-        container["image"] = IMAGE.into();
-        container["securityContext"] = json!({"runAsUser": USER});
-        let containers = &mut self.spec[kind];
+        let container = json!({"name": name, "image": IMAGE, "securityContext": {"runAsUser": USER}});
+        let containers = &mut self.spec["containers"];
         containers
             .as_array_mut()
             .map(|all| all.push(container.clone()))
             .unwrap_or_else(|| *containers = json!([container]));
+        self
     }
 
     pub(crate) fn manifest(&self) -> Value {
@@ -198,16 +181,6 @@ impl Sandbox<'_> {
     pub(crate) fn ok_inside(&self, command: &[&str]) -> String {
         let netns = self.netns();
         self.node.ok(&[&["nsenter", &format!("--net={netns}"), "--"], command].concat())
-    }
-
-    /// The runtime's description of the sandbox.
-    pub(crate) fn inspect(&self) -> Value {
-        serde_json::from_str(&self.node.ok(&["crictl", "inspectp", &self.id])).expect("JSON")
-    }
-
-    /// The pod's IPv4 address.
-    pub(crate) fn address(&self) -> Value {
-        self.inspect()["status"]["network"]["ip"].clone()
     }
 
     /// The path of the network namespace on the node.

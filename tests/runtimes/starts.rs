@@ -7,7 +7,7 @@ use crate::{repetitions, result};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{fs, thread};
 
 /// How many containers start at the same time, besides one after the other.
@@ -129,23 +129,7 @@ fn first_instruction(runtime: Runtime) {
         let set = || sandbox.ok_inside(&["nft", "list", "set", "inet", "detour-exclusions", "excluded-all"]);
         until("the elements of ended containers are removed", || !set().contains("elements"));
     }
-    repair(runtime, &cluster, &pods, &sandboxes);
     sandboxes.iter().for_each(Sandbox::remove);
-}
-
-/// The agent writes the rules again, from its own cgroup namespace.
-fn repair(runtime: Runtime, cluster: &Cluster, pods: &[Pod], sandboxes: &[Sandbox<'_>]) {
-    for (pod, sandbox) in pods.iter().zip(sandboxes) {
-        cluster.has_started(pod, sandbox);
-        sandbox.ok_inside(&["nft", "delete", "table", "inet", "detour-exclusions"]);
-    }
-    let deleted = Instant::now();
-    for sandbox in sandboxes {
-        until("the agent restores the rules", || sandbox.once("excluded").expect("it starts").0 == DIRECT);
-        assert_eq!(sandbox.once("ordinary").expect("it starts").0, CAPTURED);
-    }
-    let time = format!("{:.1} s, checking every second", deleted.elapsed().as_secs_f64());
-    result(runtime, "rules of three pods deleted and repaired from a private cgroup namespace", &time);
 }
 
 #[test]

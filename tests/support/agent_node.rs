@@ -3,6 +3,7 @@
 
 use super::api::Api;
 use super::called::{Called, plugin};
+pub(crate) use super::simulated_node::bind;
 use super::simulated_node::{Node, Process};
 use super::wait::{DEADLINE, pause};
 use nix::mount::{MsFlags, mount};
@@ -27,10 +28,6 @@ pub(crate) fn mount_node(node: &Node) {
             bind(&own, &of_node);
         }
     }
-}
-
-pub(crate) fn bind(from: &Path, to: &Path) {
-    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
 }
 
 /// Returns a path of the node as this process reaches it.

@@ -33,6 +33,16 @@ pub(crate) fn write_account(directory: &Path) {
     }
 }
 
+/// Returns the arguments of an agent for the node `node-1` below `root`. Creates its service account.
+pub(crate) fn arguments_on_node(root: &Path, api_server: &str, more: &[&str]) -> Vec<String> {
+    write_account(&root.join("sa"));
+    fs::create_dir_all(root.join("etc/cni/net.d")).expect("made");
+    let root = root.display();
+    let own = [format!("--root={root}"), format!("--service-account={root}/sa"), format!("--api-server={api_server}")];
+    let flags = ["agent", "--node-name=node-1"].iter().chain(more).map(ToString::to_string);
+    flags.chain(own).collect()
+}
+
 pub(crate) struct Agent {
     process: Running,
     lines: Receiver<String>,
@@ -46,22 +56,10 @@ impl Agent {
         Self::spawn_with(&[("HOSTNAME", name)], arguments)
     }
 
-    /// Starts an agent of the platform OpenShift with this host name, for the node `node-1` below `root`. Creates its
-    /// service account.
-    pub(crate) fn on_openshift(name: &str, root: &Path, api_server: &str, more: &[&str]) -> Self {
-        Self::on_node(name, root, api_server, &[&["--platform=openshift"], more].concat())
-    }
-
-    /// The same for any platform.
+    /// Starts an agent with this host name and the arguments of [`arguments_on_node`].
     pub(crate) fn on_node(name: &str, root: &Path, api_server: &str, more: &[&str]) -> Self {
-        write_account(&root.join("sa"));
-        fs::create_dir_all(root.join("etc/cni/net.d")).expect("made");
-        let mut arguments: Vec<String> =
-            ["agent", "--node-name=node-1"].iter().chain(more).map(ToString::to_string).collect();
-        let root = root.display();
-        arguments.extend([format!("--root={root}"), format!("--service-account={root}/sa")]);
-        arguments.push(format!("--api-server={api_server}"));
-        Self::spawn_with(&[("HOSTNAME", name), ("POD_NAMESPACE", "mesh")], &arguments)
+        let pod = [("HOSTNAME", name), ("POD_NAMESPACE", "mesh")];
+        Self::spawn_with(&pod, &arguments_on_node(root, api_server, more))
     }
 
     /// Starts an agent with this environment.
@@ -134,11 +132,6 @@ impl Agent {
         assert_eq!(status, WaitStatus::Stopped(self.id(), Signal::SIGSTOP));
     }
 
-    /// Continues the process.
-    pub(crate) fn resume(&self) {
-        kill(self.id(), Signal::SIGCONT).expect("it is there");
-    }
-
     pub(crate) fn id(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.process.0.id()).expect("an id"))
     }
@@ -147,6 +140,10 @@ impl Agent {
     pub(crate) fn address(&self) -> String {
         let line = self.wait_for_log("serving /healthz, /readyz and /metrics");
         line.split("address=").nth(1).expect("the address").trim().to_owned()
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.process.0.try_wait().expect("a child").is_some()
     }
 
     /// Ends the agent with SIGTERM. Returns its exit status and its last log lines.

@@ -1,13 +1,12 @@
 //! As much of a Kubernetes API as an agent and a plugin need: objects can be read, listed in pages and
 //! watched; what is written is taken. Every request is counted.
 
+use super::server::{Answer, Request, Server};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread;
 
 pub(crate) const PODS: &str = "/api/v1/pods";
 pub(crate) const NAMESPACES: &str = "/api/v1/namespaces";
@@ -16,6 +15,7 @@ pub(crate) const DEFINITIONS: &str = "/apis/k8s.cni.cncf.io/v1/network-attachmen
 /// The server; its state is shared with the threads that answer.
 pub(crate) struct Api {
     pub(crate) address: SocketAddr,
+    server: Server,
     state: Arc<Mutex<State>>,
 }
 
@@ -44,21 +44,15 @@ struct State {
 
 impl Api {
     pub(crate) fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let api = Self { address: listener.local_addr().expect("an address"), state: Arc::default() };
-        api.serve(listener);
-        api
+        let state = Arc::<Mutex<State>>::default();
+        let shared = Arc::clone(&state);
+        let server = Server::plain(move |request| answer(&mut shared.lock().expect("no panic while locked"), request));
+        Self { address: server.address, server, state }
     }
 
     /// Answers the connections of another listener too, until that is shut down.
     pub(crate) fn serve(&self, listener: TcpListener) {
-        let state = Arc::clone(&self.state);
-        thread::spawn(move || {
-            while let Ok((stream, _)) = listener.accept() {
-                let state = Arc::clone(&state);
-                thread::spawn(move || serve(&stream, &state));
-            }
-        });
+        self.server.serve(listener, None);
     }
 
     /// Answers requests with another token 401.
@@ -179,48 +173,24 @@ fn key(object: &Value) -> (String, String) {
     (text("namespace"), text("name"))
 }
 
-enum Answer {
-    Json(u16, Value),
-    Events(Receiver<Value>),
-    Nothing,
-    /// For ever.
-    Silence,
-}
-
-fn serve(stream: &TcpStream, state: &Mutex<State>) {
-    let mut reader = BufReader::new(stream);
-    while let Some((method, target, token, body)) = request(&mut reader) {
-        let answer = answer(&mut state.lock().expect("no panic while locked"), &method, &target, &token, body);
-        let sent = match answer {
-            Answer::Nothing => return,
-            Answer::Silence => {
-                let _ = reader.read(&mut [0]);
-                return;
-            }
-            Answer::Json(status, body) => respond(stream, status, &body),
-            Answer::Events(events) => return stream_events(stream, &events),
-        };
-        if sent.is_err() {
-            return;
-        }
-    }
-}
-
-fn answer(state: &mut State, method: &str, target: &str, token: &str, body: Option<Value>) -> Answer {
+fn answer(state: &mut State, request: &Request) -> Answer {
+    let mut words = request.line.split(' ');
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     state.requests.push(format!("{method} {path}"));
     if state.down || state.silent {
-        return if state.down { Answer::Nothing } else { Answer::Silence };
+        return if state.down { Answer::Close } else { Answer::Hang };
     }
-    if state.token.as_deref().is_some_and(|accepted| accepted != token) {
-        return Answer::Json(401, json!({"kind": "Status", "message": "Unauthorized", "code": 401}));
+    let token = request.headers.get("authorization").map(|value| value.trim_start_matches("Bearer "));
+    if state.token.as_deref().is_some_and(|accepted| Some(accepted) != token) {
+        return refused(401, "Unauthorized");
     }
     if method != "GET" {
         if let Some(status) = state.refuses_writes {
-            return Answer::Json(status, json!({"kind": "Status", "message": "refused", "code": status}));
+            return refused(status, "refused");
         }
-        state.bodies.extend(body);
-        return Answer::Json(200, json!({}));
+        state.bodies.extend(serde_json::from_slice::<Value>(&request.body));
+        return Answer::json(200, &json!({}));
     }
     let parameter = |name: &str| {
         let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
@@ -228,20 +198,17 @@ fn answer(state: &mut State, method: &str, target: &str, token: &str, body: Opti
     };
     let Some(collection) = [PODS, NAMESPACES, DEFINITIONS].into_iter().find(|whole| *whole == path) else {
         if let Some(status) = state.refuses_reads {
-            return Answer::Json(status, json!({"kind": "Status", "message": "refused", "code": status}));
+            return refused(status, "refused");
         }
         let found = find(state, path);
-        return found.map_or_else(|| missing(path), |object| Answer::Json(200, object.clone()));
+        return found.map_or_else(|| refused(404, &format!("{path} not found")), |object| Answer::json(200, object));
     };
     if let Some(status) = state.refuses_watches {
-        return Answer::Json(status, json!({"kind": "Status", "message": "refused", "code": status}));
+        return refused(status, "refused");
     }
     if parameter("watch").is_some() {
         if state.forgets_versions {
-            return Answer::Json(
-                410,
-                json!({"kind": "Status", "message": "too old", "reason": "Expired", "code": 410}),
-            );
+            return refused(410, "too old");
         }
         let (sender, events) = channel();
         state.watches.push((collection, sender));
@@ -255,7 +222,11 @@ fn answer(state: &mut State, method: &str, target: &str, token: &str, body: Opti
     let next = from + items.len();
     let more = if next < all.len() { next.to_string() } else { String::new() };
     let metadata = json!({"resourceVersion": state.version.to_string(), "continue": more});
-    Answer::Json(200, json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items}))
+    Answer::json(200, &json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items}))
+}
+
+fn refused(code: u16, message: &str) -> Answer {
+    Answer::json(code, &json!({"kind": "Status", "message": message, "code": code}))
 }
 
 /// The object of a path such as `/api/v1/namespaces/NAMESPACE/pods/NAME`.
@@ -268,50 +239,6 @@ fn find<'a>(state: &'a State, path: &str) -> Option<&'a Value> {
         _ => return None,
     };
     state.objects.get(collection)?.get(&(key.0.to_owned(), key.1.to_owned()))
-}
-
-fn missing(path: &str) -> Answer {
-    Answer::Json(404, json!({"kind": "Status", "message": format!("{path} not found"), "code": 404}))
-}
-
-/// Returns method, target, token and body of a request.
-fn request(reader: &mut impl BufRead) -> Option<(String, String, String, Option<Value>)> {
-    let mut line = String::new();
-    reader.read_line(&mut line).ok().filter(|read| *read > 0)?;
-    let mut words = line.split(' ').map(str::to_owned);
-    let (method, target) = (words.next()?, words.next()?);
-    let (mut length, mut token) = (0, String::new());
-    loop {
-        let mut header = String::new();
-        reader.read_line(&mut header).ok()?;
-        match header.trim_end().split_once(": ") {
-            Some((name, value)) if name.eq_ignore_ascii_case("content-length") => length = value.parse().ok()?,
-            Some((name, value)) if name.eq_ignore_ascii_case("authorization") => {
-                token = value.trim_start_matches("Bearer ").to_owned();
-            }
-            Some(_) => {}
-            None => break,
-        }
-    }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).ok()?;
-    Some((method, target, token, serde_json::from_slice(&body).ok()))
-}
-
-fn respond(mut stream: &TcpStream, status: u16, body: &Value) -> std::io::Result<()> {
-    let body = body.to_string();
-    let head =
-        format!("HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", body.len());
-    stream.write_all((head + &body).as_bytes())
-}
-
-fn stream_events(mut stream: &TcpStream, events: &Receiver<Value>) {
-    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
-    let mut sent = stream.write_all(head.as_bytes());
-    while let (Ok(()), Ok(event)) = (&sent, events.recv()) {
-        let line = format!("{event}\n");
-        sent = stream.write_all(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes());
-    }
 }
 
 /// Returns a kubeconfig with these values of its cluster and its user; `null`: its context names no user.

@@ -1,48 +1,40 @@
-//! A pod with a named network namespace, and calls of the plugin for it.
+//! A pod with a network namespace without interfaces, and calls of the plugin for it.
 
 use super::called::{self, Called, plugin};
-use netns_rs::NetNs;
+use super::new_netns::{in_netns, new_netns, path_of, tool_in};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::sync::Mutex;
+use std::process::Child;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub(crate) struct Pod {
-    /// The name of the network namespace, which is also the container ID.
+    /// The container ID.
     pub(crate) name: String,
-    /// `None` while it is removed.
-    netns: Option<NetNs>,
+    netns: File,
 }
 
 impl Pod {
     pub(crate) fn new() -> Self {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
-        // The first pod makes /run/netns a mount point, which must not happen twice.
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-        let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("detour-delegate-{}-{number}", std::process::id());
-        let netns = NetNs::new(&name).expect("a network namespace (are you root?)");
-        Self { name, netns: Some(netns) }
+        Self { name: format!("detour-delegate-{}-{number}", std::process::id()), netns: new_netns() }
     }
 
     pub(crate) fn netns(&self) -> PathBuf {
-        Path::new("/run/netns").join(&self.name)
+        path_of(&self.netns)
     }
 
     /// Runs a command in the pod and returns its stdout.
+    #[track_caller]
     pub(crate) fn run(&self, command: &[&str]) -> String {
-        let output = self.inside(|| Command::new(command[0]).args(&command[1..]).output());
-        let output = output.unwrap_or_else(|e| panic!("{command:?}: {e}"));
-        assert!(output.status.success(), "{command:?}: {output:?}");
-        String::from_utf8(output.stdout).expect("text")
+        tool_in(&self.netns(), command[0], &command[1..], "")
     }
 
     /// Runs `work` in the pod's network namespace.
-    pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
-        self.netns.as_ref().expect("it is there until it is dropped").run(|_| work()).expect("entered")
+    pub(crate) fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        in_netns(&self.netns(), work)
     }
 
     /// Returns the pod's rules as iptables-save prints them, and its exclusions as nft does, one for each UID.
@@ -77,9 +69,6 @@ impl Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        if let Some(Err(error)) = self.netns.take().map(NetNs::remove) {
-            eprintln!("{}: remove: {error}", self.name);
-        }
         let _ = std::fs::remove_dir_all(Path::new("/run/detour/attachments").join(&self.name));
     }
 }

@@ -11,9 +11,14 @@ pub(crate) struct Directory(PathBuf);
 impl Directory {
     /// Creates one whose name contains `name`.
     pub(crate) fn new(name: &str) -> Self {
+        Self::below(&std::env::temp_dir(), name)
+    }
+
+    /// Creates one in this directory.
+    pub(crate) fn below(parent: &Path, name: &str) -> Self {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("detour-{name}-{}-{number}", std::process::id()));
+        let path = parent.join(format!("detour-{name}-{}-{number}", std::process::id()));
         std::fs::create_dir(&path).unwrap_or_else(|e| panic!("make {}: {e}", path.display()));
         Self(path)
     }

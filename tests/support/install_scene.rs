@@ -7,7 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use super::agent_process::{Agent, SETTLED};
+use super::agent_process::{Agent, SETTLED, write_account};
+use super::directory::Directory;
 pub(crate) use super::program::program;
 
 /// The files of an installation.
@@ -19,25 +20,29 @@ pub(crate) const PROGRAM: &str = "opt/cni/bin/detour";
 pub(crate) const OWN: &str = "etc/cni/net.d/00-detour.conflist";
 pub(crate) const CALICO: &str = include_str!("../golden/10-calico.conflist");
 
-/// A node. Its directory is removed when the value is dropped.
+/// A node. Its directories are removed when the value is dropped.
 pub(crate) struct Scene {
-    pub(crate) root: PathBuf,
+    pub(crate) root: Directory,
+    /// Files beside the node.
+    beside: Directory,
 }
 
 impl Scene {
     /// An empty node.
     pub(crate) fn new(name: &str) -> Self {
-        let root = std::env::temp_dir().join(format!("detour-install-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&root);
-        fs::create_dir_all(&root).expect("made");
-        Self { root }
+        Self { root: Directory::new(name), beside: Directory::new(name) }
     }
 
-    /// A node with a service account at /sa and this cluster network.
-    pub(crate) fn with(name: &str, file: &str, text: &str) -> Self {
+    /// A node with a service account at /sa.
+    pub(crate) fn with_account(name: &str) -> Self {
         let scene = Self::new(name);
-        scene.write("sa/ca.crt", "-----BEGIN CERTIFICATE-----\n");
-        scene.write("sa/token", "first-token\n");
+        write_account(&scene.path("sa"));
+        scene
+    }
+
+    /// The same with this cluster network.
+    pub(crate) fn with(name: &str, file: &str, text: &str) -> Self {
+        let scene = Self::with_account(name);
         scene.write(&format!("etc/cni/net.d/{file}"), text);
         scene
     }
@@ -54,15 +59,9 @@ impl Scene {
 
     /// Writes a file of `--config` beside the node. Returns the flag with its path.
     pub(crate) fn config(&self, name: &str, keys: &Value) -> String {
-        let directory = self.config_directory();
-        fs::create_dir_all(&directory).expect("made");
-        let path = directory.join(name);
+        let path = self.beside.join(name);
         fs::write(&path, keys.to_string()).expect("written");
         format!("--config={}", path.display())
-    }
-
-    fn config_directory(&self) -> PathBuf {
-        PathBuf::from(format!("{}-config", self.root.display()))
     }
 
     pub(crate) fn read(&self, within: &str) -> String {
@@ -172,12 +171,5 @@ fn collect(root: &Path, directory: &Path, found: &mut BTreeMap<PathBuf, (String,
             let mode = fs::metadata(&path).expect("there").permissions().mode() & 0o7777;
             found.insert(path.strip_prefix(root).expect("below").to_owned(), (shown, mode));
         }
-    }
-}
-
-impl Drop for Scene {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
-        let _ = fs::remove_dir_all(self.config_directory());
     }
 }

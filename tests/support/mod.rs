@@ -10,6 +10,7 @@ pub(crate) mod attachment;
 pub(crate) mod background;
 pub(crate) mod called;
 pub(crate) mod cgroup;
+pub(crate) mod chart;
 pub(crate) mod control_groups;
 pub(crate) mod delegate_pod;
 pub(crate) mod directory;

@@ -4,7 +4,8 @@ use super::called::start;
 use nix::sched::{CloneFlags, setns, unshare};
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Runs `work` in a network namespace that goes with the thread.
@@ -14,6 +15,16 @@ pub(crate) fn in_new_netns<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         work()
     };
     std::thread::scope(|scope| scope.spawn(run).join().expect("the work in the namespace succeeds"))
+}
+
+/// Returns a network namespace without processes, which goes with the file.
+pub(crate) fn new_netns() -> File {
+    in_new_netns(|| File::open("/proc/thread-self/ns/net").expect("the namespace of this thread"))
+}
+
+/// Returns the path of an open network namespace.
+pub(crate) fn path_of(netns: &File) -> PathBuf {
+    format!("/proc/{}/fd/{}", std::process::id(), netns.as_raw_fd()).into()
 }
 
 /// Runs `work` in a network namespace: a socket that it creates stays there.

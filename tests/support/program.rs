@@ -13,11 +13,21 @@ pub(crate) fn program() -> &'static Path {
             return program.into();
         }
         let stripped = Path::new(env!("CARGO_TARGET_TMPDIR")).join("detour");
-        let strip = Command::new("strip").arg("-o").arg(&stripped).arg(env!("CARGO_BIN_EXE_detour")).status();
+        // Another test program may run it.
+        let unfinished = stripped.with_extension(std::process::id().to_string());
+        let strip = Command::new("strip").arg("-o").arg(&unfinished).arg(env!("CARGO_BIN_EXE_detour")).status();
         assert!(strip.expect("strip starts").success());
+        std::fs::rename(unfinished, &stripped).expect("renamed");
         stripped
     });
     &PROGRAM
+}
+
+/// Returns the path of a tool that hack/test.sh builds.
+pub(crate) fn built(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join(name);
+    assert!(path.exists(), "{} is needed: hack/test.sh builds it", path.display());
+    path
 }
 
 /// Writes an executable by another process. If this process wrote it, a child that another thread starts at the same

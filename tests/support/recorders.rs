@@ -53,14 +53,9 @@ impl Recorders {
     /// Adds a recorder that then runs the shell script `behaviour`.
     pub(crate) fn with(self, kind: &str, behaviour: &str) -> Self {
         let script = SCRIPT.replace("ROOT", &self.root.display().to_string()) + behaviour + "\n";
-        self.with_file(kind, &script, 0o755)
-    }
-
-    /// Adds a file to the directory of the recorders.
-    pub(crate) fn with_file(self, name: &str, text: &str, mode: u32) -> Self {
-        let path = self.bin().join(name);
-        fs::write(&path, text).expect("writable");
-        fs::set_permissions(&path, Permissions::from_mode(mode)).expect("permissions");
+        let path = self.bin().join(kind);
+        fs::write(&path, script).expect("writable");
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("permissions");
         self
     }
 

@@ -5,7 +5,8 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ pub(crate) struct Request {
 pub(crate) enum Answer {
     /// A status, headers (each with its line end), a body.
     Reply(u16, String, Vec<u8>),
+    /// What arrives here, one object in each line, as in a watch of Kubernetes.
+    Events(Receiver<Value>),
     /// No response; the connection stays open.
     Hang,
     /// No response; the connection is closed.
@@ -41,10 +44,13 @@ impl Answer {
     }
 }
 
+type Script = dyn Fn(&Request) -> Answer + Send + Sync;
+
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     requests: Arc<Mutex<Vec<Request>>>,
     connections: Arc<Mutex<usize>>,
+    script: Arc<Script>,
 }
 
 impl Server {
@@ -58,14 +64,18 @@ impl Server {
 
     fn start(tls: Option<Arc<ServerConfig>>, script: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let server = Self {
-            address: listener.local_addr().expect("an address"),
-            requests: Arc::default(),
-            connections: Arc::default(),
-        };
-        let (requests, connections, script) = (server.requests.clone(), server.connections.clone(), Arc::new(script));
+        let address = listener.local_addr().expect("an address");
+        let server = Self { address, requests: Arc::default(), connections: Arc::default(), script: Arc::new(script) };
+        server.serve(listener, tls);
+        server
+    }
+
+    /// Answers the connections of another listener too, until that is shut down.
+    pub(crate) fn serve(&self, listener: TcpListener, tls: Option<Arc<ServerConfig>>) {
+        let (requests, connections) = (self.requests.clone(), self.connections.clone());
+        let script = self.script.clone();
         thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
+            while let Ok((stream, _)) = listener.accept() {
                 *connections.lock().expect("no panic while locked") += 1;
                 let (requests, script, tls) = (requests.clone(), script.clone(), tls.clone());
                 thread::spawn(move || match tls {
@@ -77,7 +87,6 @@ impl Server {
                 });
             }
         });
-        server
     }
 
     /// Returns all requests so far.
@@ -119,7 +128,7 @@ pub(crate) fn closed_port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port")
 }
 
-fn serve(stream: impl Read + Write, requests: &Mutex<Vec<Request>>, script: &dyn Fn(&Request) -> Answer) {
+fn serve(stream: impl Read + Write, requests: &Mutex<Vec<Request>>, script: &Script) {
     let mut stream = BufReader::new(stream);
     while let Some((line, headers)) = head(&mut stream) {
         let length = headers.get("content-length").and_then(|length: &String| length.parse().ok()).unwrap_or(0);
@@ -139,6 +148,7 @@ fn serve(stream: impl Read + Write, requests: &Mutex<Vec<Request>>, script: &dyn
                 let _ = stream.read(&mut [0]);
                 return;
             }
+            Answer::Events(events) => return stream_events(stream.get_mut(), &events),
             Answer::Reply(status, headers, body) => {
                 let length = if request.line.starts_with("CONNECT") {
                     String::new()
@@ -153,6 +163,15 @@ fn serve(stream: impl Read + Write, requests: &Mutex<Vec<Request>>, script: &dyn
                 }
             }
         }
+    }
+}
+
+fn stream_events(stream: &mut impl Write, events: &Receiver<Value>) {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    let mut sent = stream.write_all(head.as_bytes());
+    while let (Ok(()), Ok(event)) = (&sent, events.recv()) {
+        let line = format!("{event}\n");
+        sent = stream.write_all(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes());
     }
 }
 

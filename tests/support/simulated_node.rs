@@ -92,7 +92,7 @@ pub(crate) fn scene(work: impl FnOnce(&Node) + Send) {
     });
 }
 
-fn bind(from: &Path, to: &Path) {
+pub(crate) fn bind(from: &Path, to: &Path) {
     mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
 }
 

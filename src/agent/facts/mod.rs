@@ -16,7 +16,7 @@ pub use objects::ObservedPod;
 
 use crate::agent::metrics::Metrics;
 use crate::cluster::{Api, Collection, Failure};
-use crate::printable::without_tokens;
+use crate::printable::without_secrets;
 use crate::wait::Backoff;
 use cache::{Cache, Caches};
 use futures_util::TryStreamExt;
@@ -155,10 +155,10 @@ impl<'a, T: WatchedKind> Watch<'a, T> {
 
     /// Records a failure, and waits before the next attempt.
     async fn pause(&mut self, error: &Failure) {
-        let cause = without_tokens(&error.cause);
+        let cause = without_secrets(&error.cause);
         if self.set_broken((error.status != 404).then_some(&*cause)) || self.logged != cause {
             log::<T>(error.status, &cause);
-            self.logged = cause.into_owned();
+            self.logged = cause;
         }
         let backoff = if is_refused(error.status) { &mut self.refusals } else { &mut self.others };
         sleep(backoff.pause(Instant::now())).await;

@@ -5,7 +5,7 @@ use crate::cluster::resources::Event;
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::Pod;
 use crate::pod::well_known::NETWORK_STATUS;
-use crate::printable::{cut, line, without_tokens};
+use crate::printable::{cut, line, without_secrets};
 use hyper::Request;
 use hyper::http::response::Parts;
 use k8s_openapi::jiff::Timestamp;
@@ -282,7 +282,7 @@ impl Failure {
 
     /// Returns the failure of a request whose answer is not what was requested.
     pub(super) fn unexpected(why: impl Display) -> Self {
-        let why = without_tokens(&why.to_string()).into_owned();
+        let why = without_secrets(&why.to_string());
         Self { status: 200, ..Self::new(format!("200, but the body is not the expected object: {why}")) }
     }
 
@@ -294,7 +294,7 @@ impl Failure {
     /// Returns the failure that a `Status` reports.
     pub(crate) fn of_status(status: u16, message: &str) -> Self {
         let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
-        let line: String = without_tokens(&line).chars().take(MAX_CHARS).collect();
+        let line: String = without_secrets(&line).chars().take(MAX_CHARS).collect();
         let cause = if line.is_empty() { status.to_string() } else { format!("{status}, {line}") };
         Self { status, ..Self::new(cause) }
     }
@@ -347,7 +347,7 @@ fn causes(error: &kube::Error) -> String {
         false => format!("{line}: {text}"),
     });
     let line = if line.is_empty() { error.to_string() } else { line };
-    without_tokens(&line).into_owned()
+    without_secrets(&line)
 }
 
 /// What rustls' reasons for rejecting the server's certificate contain, in small letters and without spaces, with the next

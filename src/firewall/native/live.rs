@@ -36,6 +36,11 @@ impl NativeLiveChain {
     }
 }
 
+/// Returns a live rule as `nft` prints it; `None` is one that detour would not write.
+pub(in crate::firewall) fn native_text(rule: Option<&NativeRule>) -> String {
+    rule.map_or_else(|| "(a foreign rule)".to_owned(), ToString::to_string)
+}
+
 /// Detour's live native tables, each with its chains by name.
 pub type NativeLiveTables = BTreeMap<NativeTable, BTreeMap<String, NativeLiveChain>>;
 

@@ -36,78 +36,45 @@ impl Span {
 /// Up to this many spans are added one by one, which costs less than sorting everything.
 const MAX_SINGLE_INSERTS: usize = 4;
 
-/// A set of numbers as sorted spans that neither overlap nor touch, so that equal sets are equal values. Most sets are
-/// of one span.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Spans(List);
-
-/// Sorted spans; a list of one is always `One`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum List {
-    One(Span),
-    Other(Vec<Span>),
-}
-
-impl Default for Spans {
-    fn default() -> Self {
-        Self(List::Other(Vec::new()))
-    }
-}
+/// A set of numbers as sorted spans that neither overlap nor touch, so that equal sets are equal values.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Spans(Vec<Span>);
 
 impl Spans {
     /// Returns the set of one span.
     #[must_use]
     pub fn of(first: impl Into<u128>, last: impl Into<u128>) -> Self {
-        Self(List::One(Span { first: first.into(), last: last.into() }))
+        Self(vec![Span { first: first.into(), last: last.into() }])
     }
 
     /// Returns the set of one number.
     #[must_use]
     pub fn one(number: impl Into<u128>) -> Self {
-        Self(List::One(Span::one(number.into())))
-    }
-
-    fn from_sorted(spans: Vec<Span>) -> Self {
-        match spans.as_slice() {
-            [span] => Self(List::One(*span)),
-            _ => Self(List::Other(spans)),
-        }
+        Self(vec![Span::one(number.into())])
     }
 
     /// Returns the spans in order.
     #[must_use]
     pub fn as_slice(&self) -> &[Span] {
-        match &self.0 {
-            List::One(span) => std::slice::from_ref(span),
-            List::Other(spans) => spans,
-        }
+        &self.0
     }
 
     /// Returns the span if there is exactly one.
     #[must_use]
-    pub const fn single(&self) -> Option<Span> {
-        match self.0 {
-            List::One(span) => Some(span),
-            List::Other(_) => None,
-        }
+    pub fn single(&self) -> Option<Span> {
+        if let [span] = self.0[..] { Some(span) } else { None }
     }
 
     /// Adds a span; merges it with the spans that it overlaps or touches.
     pub fn insert(&mut self, mut span: Span) {
-        let spans = self.as_slice();
-        let from = spans.partition_point(|other| other.last.saturating_add(1) < span.first);
-        let to = spans.partition_point(|other| other.first <= span.last.saturating_add(1));
+        let from = self.0.partition_point(|other| other.last.saturating_add(1) < span.first);
+        let to = self.0.partition_point(|other| other.first <= span.last.saturating_add(1));
         // Saturation: the number after u128::MAX is u128::MAX itself.
         let to = to.max(from);
-        if let [lowest, .., highest] | [lowest @ highest] = &spans[from..to] {
+        if let [lowest, .., highest] | [lowest @ highest] = &self.0[from..to] {
             span = Span { first: span.first.min(lowest.first), last: span.last.max(highest.last) };
         }
-        let mut spans = match std::mem::take(self).0 {
-            List::One(one) => vec![one],
-            List::Other(spans) => spans,
-        };
-        spans.splice(from..to, [span]);
-        *self = Self::from_sorted(spans);
+        self.0.splice(from..to, [span]);
     }
 
     /// Adds all spans of `other`.
@@ -132,7 +99,7 @@ impl Spans {
             }
             rest.extend(next.map(|first| Span { first, last: span.last }));
         }
-        Self::from_sorted(rest)
+        Self(rest)
     }
 
     /// Reports whether no number is in both sets.
@@ -158,7 +125,7 @@ impl FromIterator<Span> for Spans {
             }
             touches
         });
-        Self::from_sorted(all)
+        Self(all)
     }
 }
 

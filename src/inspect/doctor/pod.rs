@@ -14,7 +14,7 @@ use crate::inspect::subject::{AppliedConf, Subject};
 use crate::inspect::terminal::{counted, joined};
 use crate::pod::well_known::INIT_CONTAINER;
 use crate::pod::{Facts, PodRef};
-use crate::printable::{cut, without_passwords, without_tokens, without_userinfo};
+use crate::printable::{cut, without_passwords, without_secrets};
 use crate::{logging, networks, trusted_file};
 use k8s_openapi::api::core::v1::Event;
 use rustix::fs::OFlags;
@@ -327,7 +327,7 @@ fn last_line_verdict(lines: &[&str], place: &str) -> CheckVerdict {
 /// Returns text of another program as one line, without secrets, because users share the report.
 fn shown(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    cut(&without_passwords(&without_tokens(&without_userinfo(&line))), MAX_LINE).into_owned()
+    cut(&without_passwords(&without_secrets(&line)), MAX_LINE).into_owned()
 }
 
 /// Reads the last part of a file.

@@ -9,7 +9,7 @@ use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, joined};
 use crate::plugin::FormatCounts;
 use crate::plugin::node::InstalledText;
 use crate::pod::PodRef;
-use crate::printable::without_userinfo;
+use crate::printable::without_secrets;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -226,7 +226,7 @@ pub(super) struct Results {
 impl Results {
     /// Adds a verdict. User names and passwords in URLs are removed, because users share these lists.
     pub(super) fn add(&mut self, check: &Check, CheckVerdict { outcome, found, next }: CheckVerdict) {
-        let public = |text: String| without_userinfo(&text).into_owned();
+        let public = |text: String| without_secrets(&text);
         let verdict = CheckVerdict { outcome, found: public(found), next: next.map(public) };
         let Check { id, group, holds, .. } = *check;
         self.lines.push(ReportLine { id: id.into(), group: group.into(), checked: holds.into(), verdict });

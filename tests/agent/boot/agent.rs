@@ -1,67 +1,21 @@
 //! The agent while it starts, hangs or is replaced, with real agents and a simulated API server.
 
 use crate::boot::agent_process::Agent;
-use crate::boot::api::{Api, NAMESPACES, PODS};
+use crate::boot::api::Api;
 use crate::boot::pod::Pod;
-use crate::boot::scene::{Kind, Scene, call, has_rules, is_redirected};
+use crate::boot::scene::{Kind, Scene, api, call, has_rules, is_redirected, starts, waits};
 use nix::sys::signal::Signal;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A node with the files of an agent, and the API server that the agent uses.
-struct AgentScene<'a> {
-    scene: &'a Scene,
-    api: Api,
-}
-
-impl AgentScene<'_> {
-    /// Runs a test on a node whose API knows namespace and pod `shop/web-0`, with a sidecar.
-    fn run(test: impl FnOnce(&AgentScene<'_>) + Send) {
-        Scene::run(|scene| test(&AgentScene { scene, api: api() }));
-    }
-
-    /// Starts an agent in a pod of this name.
-    fn agent(&self, pod: &str) -> Agent {
-        Agent::on_openshift(pod, &self.scene.root, &self.api.url(), &[])
-    }
-
-    /// The configuration, in which the plugin's own API server is this one.
-    fn conf(&self, api: &Api) -> Value {
-        self.scene.write_kubeconfig(&json!({"server": api.url()}));
-        self.scene.conf()
-    }
-
-    /// The configuration without an API server.
-    fn conf_of_agent_alone(&self) -> Value {
-        let mut conf = self.scene.conf();
-        conf["kubernetes"].as_object_mut().expect("an object").remove("kubeconfig");
-        conf
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.scene.socket()
-    }
-}
-
-fn api() -> Api {
-    let api = Api::start();
-    api.put(NAMESPACES, &json!({"metadata": {"name": "shop"}}));
-    let containers = json!([{"name": "app"}, {"name": "istio-proxy", "args": ["proxy", "sidecar"]}]);
-    let metadata = json!({
-        "name": "web-0", "namespace": "shop", "uid": "uid-1", "annotations": {"sidecar.istio.io/status": "{}"},
-    });
-    api.put(PODS, &json!({"metadata": metadata, "spec": {"nodeName": "node-1", "containers": containers}}));
-    api
-}
-
 /// An API server that accepts connections and never answers.
 fn silent() -> Api {
-    let api = api();
+    let api = api(true);
     api.go_silent();
     api
 }
@@ -94,24 +48,14 @@ fn redirects(conf: &Value) -> Duration {
 }
 
 /// Adds a meshed pod, which must fail with these parts in the message.
-#[track_caller]
 fn fails(conf: &Value, parts: &[&str]) -> Duration {
-    let pod = Pod::new();
-    let called = call(&pod, "ADD", conf, &Kind::meshed());
-    let (code, text) = called.refused();
-    assert_eq!(code, 11, "{text}");
-    for part in ["pod shop/web-0", "the pod has a sidecar"].iter().chain(parts) {
-        assert!(text.contains(part), "{part}: {text}");
-    }
-    assert!(!has_rules(&pod));
-    call(&pod, "DEL", conf, &Kind::meshed()).done();
-    called.took
+    waits(&Kind::meshed(), conf, 11, parts)
 }
 
 /// The socket is served before the caches are synced, and so before the agent is ready.
 #[test]
 fn an_agent_that_has_just_started_answers_from_the_api_server() {
-    AgentScene::run(|node| {
+    Scene::run(|node| {
         node.api.refuse_watches(500);
         let agent = node.agent("first");
         agent.wait_for_log("serving the plugin's");
@@ -124,32 +68,32 @@ fn an_agent_that_has_just_started_answers_from_the_api_server() {
 
 #[test]
 fn an_agent_without_an_api_server_fails_only_pods_with_a_sidecar() {
-    AgentScene::run(|node| {
+    Scene::run(|node| {
         node.api.go_silent();
         let agent = node.agent("first");
         agent.wait_for_log("serving the plugin's");
         let conf = node.conf_of_agent_alone();
         fails(&conf, &["no usable answer", "no answer within", "/sa)"]);
         for kind in Kind::starting() {
-            crate::boot::scene::starts(&kind, &conf);
+            starts(&kind, &conf);
         }
         // The agent has accepted, so the configured timeout applies.
-        fails(&node.conf(&silent()), &["no answer within 5.0 s", "the agent failed"]);
-        let log = crate::boot::scene::starts(&Kind::plain(), &node.conf(&silent()));
+        fails(&node.conf_with(&silent()), &["no answer within 5.0 s", "the agent failed"]);
+        let log = starts(&Kind::plain(), &node.conf_with(&silent()));
         assert!(log.contains("the agent does not have the pod in memory yet"), "{log}");
-        redirects(&node.conf(&api()));
+        redirects(&node.conf_with(&api(true)));
     });
 }
 
 /// The API server answers the agent, but not the plugin, whose whole timeout applies.
 #[test]
 fn a_pod_with_a_sidecar_waits_while_the_agent_answers_that_it_has_no_facts_yet() {
-    AgentScene::run(|node| {
+    Scene::run(|node| {
         node.api.refuse_watches(503);
         node.api.refuse_reads(503);
         let agent = node.agent("first");
         agent.wait_for_log("serving the plugin's");
-        let took = fails(&node.conf(&silent()), &["503", "no answer within 5.0 s"]);
+        let took = fails(&node.conf_with(&silent()), &["503", "no answer within 5.0 s"]);
         assert!(took > Duration::from_secs(4), "{took:?}");
     });
 }
@@ -158,14 +102,14 @@ fn a_pod_with_a_sidecar_waits_while_the_agent_answers_that_it_has_no_facts_yet()
 /// credentials.
 #[test]
 fn with_the_own_list_only_pods_with_a_sidecar_wait_for_the_first_credentials() {
-    AgentScene::run(|node| {
+    Scene::run(|node| {
         node.api.go_silent();
         let list = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "bridge"}]}"#;
-        let networks = node.scene.root.join("etc/cni/net.d");
+        let networks = node.root.join("etc/cni/net.d");
         fs::create_dir_all(&networks).expect("made");
         fs::write(networks.join("10-n.conflist"), list).expect("written");
         let more = ["--platform=kubernetes", "--own-list=true", "--plugin-service-account=detour-plugin"];
-        let _agent = Agent::on_node("first", &node.scene.root, &node.api.url(), &more);
+        let _agent = Agent::on_node("first", &node.root, &node.api.url(), &more);
         let own = networks.join("00-detour.conflist");
         let started = Instant::now();
         while !own.exists() {
@@ -173,28 +117,28 @@ fn with_the_own_list_only_pods_with_a_sidecar_wait_for_the_first_credentials() {
             thread::yield_now();
         }
         println!("own list after {:?}", started.elapsed());
-        assert!(!node.scene.root.join("var/lib/cni/detour/kubeconfig").exists());
+        assert!(!node.root.join("var/lib/cni/detour/kubeconfig").exists());
         let own: Value = serde_json::from_slice(&fs::read(&own).expect("readable")).expect("JSON");
         let mut conf = own["plugins"][1].clone();
         (conf["name"], conf["cniVersion"]) = (own["name"].clone(), own["cniVersion"].clone());
         for key in ["kubeconfig", "agent_socket"] {
             let path = conf["kubernetes"][key].as_str().expect("a path").trim_start_matches('/').to_owned();
-            conf["kubernetes"][key] = node.scene.root.join(path).to_str().expect("text").into();
+            conf["kubernetes"][key] = node.root.join(path).to_str().expect("text").into();
         }
         fails(&conf, &["kubeconfig", "check that the pod of the agent"]);
         for kind in Kind::starting() {
-            crate::boot::scene::starts(&kind, &conf);
+            starts(&kind, &conf);
         }
     });
 }
 
 #[test]
 fn a_call_whose_agent_ends_asks_the_api_server_at_once() {
-    AgentScene::run(|node| {
+    Scene::run(|node| {
         node.api.go_silent();
         let agent = node.agent("first");
         agent.wait_for_log("serving the plugin's");
-        let (mut with_api, mut alone) = (node.conf(&api()), node.conf_of_agent_alone());
+        let (mut with_api, mut alone) = (node.conf_with(&api(true)), node.conf_of_agent_alone());
         // So that neither call stops waiting before the other one waits.
         for conf in [&mut with_api, &mut alone] {
             conf["kubernetes"]["timeout_seconds"] = 60.into();

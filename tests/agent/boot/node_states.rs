@@ -130,8 +130,7 @@ fn only_pods_with_a_sidecar_wait_without_a_usable_kubeconfig() {
 #[test]
 fn only_pods_with_a_sidecar_wait_if_the_configuration_names_no_kubeconfig() {
     Scene::run(|scene| {
-        let mut conf = scene.conf();
-        conf["kubernetes"].as_object_mut().expect("an object").remove("kubeconfig");
+        let conf = scene.conf_of_agent_alone();
         let socket = scene.socket().display().to_string();
         for kind in Kind::waiting() {
             waits(&kind, &conf, 11, &[NO_AGENT, &socket, "check that the agent's pod"]);

@@ -1,8 +1,10 @@
 //! A node with its files, kinds of pods, and calls of the plugin as a container runtime makes them.
 
+use crate::boot::agent_process::Agent;
+use crate::boot::api::{Api, NAMESPACES, PODS};
 use crate::boot::pod::Pod;
 use crate::boot::private_node::{left_in_state, on_a_node_with};
-use crate::boot::server::{Answer, Request};
+pub(crate) use crate::scene::is_redirected;
 use crate::support::api::kubeconfig_of;
 use crate::support::called::{Called, plugin};
 use crate::support::directory::Directory;
@@ -74,6 +76,8 @@ impl Kind {
 /// Its files are removed when the value is dropped.
 pub(crate) struct Scene {
     pub(crate) root: Directory,
+    /// The API server of the agent.
+    pub(crate) api: Api,
 }
 
 impl Scene {
@@ -83,7 +87,7 @@ impl Scene {
             fs::create_dir_all(DIRECTORY).expect("needs root");
             let flags = MsFlags::empty();
             mount(Some("tmpfs"), DIRECTORY, Some("tmpfs"), flags, Some("size=1m,mode=755")).expect("a tmpfs");
-            test(&Self { root: Directory::new("boot") });
+            test(&Self { root: Directory::new("boot"), api: api(true) });
             assert_eq!(left_in_state(), Vec::<PathBuf>::new(), "state is left");
         });
     }
@@ -119,6 +123,24 @@ impl Scene {
         })
     }
 
+    /// The same with this API server.
+    pub(crate) fn conf_with(&self, api: &Api) -> Value {
+        self.write_kubeconfig(&json!({"server": api.url()}));
+        self.conf()
+    }
+
+    /// The same without an API server.
+    pub(crate) fn conf_of_agent_alone(&self) -> Value {
+        let mut conf = self.conf();
+        conf["kubernetes"].as_object_mut().expect("an object").remove("kubeconfig");
+        conf
+    }
+
+    /// Starts an agent in a pod of this name.
+    pub(crate) fn agent(&self, pod: &str) -> Agent {
+        Agent::on_node(pod, &self.root, &self.api.url(), &["--platform=openshift"])
+    }
+
     /// Checks each kind of pod: those that need facts fail with this code and a message that contains `parts`, and leave
     /// nothing behind; all others start. STATUS succeeds, because the agent's pod must start. The calls are concurrent.
     #[track_caller]
@@ -127,7 +149,9 @@ impl Scene {
         thread::scope(|scope| {
             for kind in Kind::waiting() {
                 let conf = &conf;
-                scope.spawn(move || waits(&kind, conf, code, parts));
+                scope.spawn(move || {
+                    waits(&kind, conf, code, parts);
+                });
             }
             for kind in Kind::starting() {
                 let conf = &conf;
@@ -141,8 +165,8 @@ impl Scene {
     }
 }
 
-/// Checks that a pod fails within the timeout and leaves nothing behind.
-pub(crate) fn waits(kind: &Kind, conf: &Value, code: u64, parts: &[&str]) {
+/// Checks that a pod fails within the timeout and leaves nothing behind. Returns the time that the call took.
+pub(crate) fn waits(kind: &Kind, conf: &Value, code: u64, parts: &[&str]) -> Duration {
     let pod = Pod::new();
     let called = call(&pod, "ADD", conf, kind);
     let (found, text) = called.refused();
@@ -158,6 +182,7 @@ pub(crate) fn waits(kind: &Kind, conf: &Value, code: u64, parts: &[&str]) {
     println!("{kind:?} failed after {:?}", called.took);
     assert!(!has_rules(&pod));
     call(&pod, "DEL", conf, kind).done();
+    called.took
 }
 
 /// Checks that a pod starts without rules, and that CHECK and DEL work in the same state of the node.
@@ -175,29 +200,22 @@ pub(crate) fn starts(kind: &Kind, conf: &Value) -> String {
     log
 }
 
-/// Answers like an API server that knows the pod with a sidecar, and with or without the annotation of Istio's injector.
-pub(crate) fn facts_of_shop(request: &Request, with_annotation: bool) -> Answer {
-    let annotations = if with_annotation { json!({"sidecar.istio.io/status": "{}"}) } else { json!({}) };
-    let metadata = json!({"name": "web-0", "namespace": "shop", "uid": "uid-1", "annotations": annotations});
-    let containers = json!([{"name": "app"}, {"name": "istio-proxy", "args": ["proxy", "sidecar"]}]);
-    Answer::json(
-        200,
-        &match request.line.contains("/pods/") {
-            true => json!({"metadata": metadata, "spec": {"containers": containers}}),
-            false => json!({"metadata": {"name": "shop"}}),
-        },
-    )
+/// Starts an API server that knows the pod with a sidecar, with or without the annotation of Istio's injector.
+pub(crate) fn api(with_annotation: bool) -> Api {
+    let api = Api::start();
+    api.put(NAMESPACES, &json!({"metadata": {"name": "shop"}}));
+    let mut pod = crate::scene::pod("uid-1");
+    if !with_annotation {
+        pod["metadata"]["annotations"] = json!({});
+    }
+    api.put(PODS, &pod);
+    api
 }
 
 /// Returns whether a rule of this plugin is in the pod.
 pub(crate) fn has_rules(pod: &Pod) -> bool {
     let rules = pod.tool("nft", &["list", "ruleset"], "");
     ["ISTIO_", "DETOUR_", "detour"].iter().any(|part| rules.contains(part))
-}
-
-/// Returns whether the pod's traffic is redirected.
-pub(crate) fn is_redirected(pod: &Pod) -> bool {
-    pod.tool("iptables-save", &["-t", "nat"], "").contains("--to-ports 15001")
 }
 
 /// Calls the plugin for a pod.

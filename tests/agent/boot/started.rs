@@ -2,15 +2,10 @@
 
 use crate::boot::pod::Pod;
 use crate::boot::private_node::left_in_state;
-use crate::boot::scene::{Kind, Scene, call, facts_of_shop, has_rules, is_redirected, starts};
+use crate::boot::scene::{Kind, Scene, api, call, has_rules, is_redirected, starts};
 use crate::boot::server::{Answer, Server, closed_port};
 use serde_json::{Value, json};
 use std::fs;
-
-/// An API server that knows the pod with a sidecar.
-fn knows(with_annotation: bool) -> Server {
-    Server::plain(move |request| facts_of_shop(request, with_annotation))
-}
 
 /// Starts a pod without facts. It has a saved record.
 fn started(scene: &Scene) -> Pod {
@@ -34,9 +29,7 @@ fn an_add_with_facts_applies_what_the_first_one_missed() {
     Scene::run(|scene| {
         for (kind, redirected) in [(Kind::meshed(), true), (Kind::unknown(), false)] {
             let pod = started(scene);
-            let server = knows(redirected);
-            scene.write_kubeconfig(&json!({"server": server.http()}));
-            call(&pod, "ADD", &scene.conf(), &kind).done();
+            call(&pod, "ADD", &scene.conf_with(&api(redirected)), &kind).done();
             assert_eq!((is_redirected(&pod), has_rules(&pod)), (redirected, true));
             call(&pod, "CHECK", &scene.conf(), &kind).done();
             call(&pod, "DEL", &scene.conf(), &kind).done();
@@ -49,9 +42,8 @@ fn an_add_with_facts_applies_what_the_first_one_missed() {
 #[test]
 fn a_repeated_add_of_a_pod_with_a_sidecar_keeps_its_rules_while_facts_are_unavailable() {
     Scene::run(|scene| {
-        let (pod, server) = (Pod::new(), knows(true));
-        scene.write_kubeconfig(&json!({"server": server.http()}));
-        call(&pod, "ADD", &scene.conf(), &Kind::meshed()).done();
+        let pod = Pod::new();
+        call(&pod, "ADD", &scene.conf_with(&scene.api), &Kind::meshed()).done();
         assert!(is_redirected(&pod));
         scene.write_kubeconfig(&json!({"server": format!("http://{}", closed_port())}));
         assert_eq!(call(&pod, "ADD", &scene.conf(), &Kind::meshed()).refused().0, 11);
@@ -94,76 +86,56 @@ fn selecting(networks: &str) -> Kind {
 }
 
 /// Runs `test` in each state of a node without a source of facts, with the code and a part of the errors.
-fn in_each_state(test: impl Fn(&Scene, u64, &str) + Send + Sync + Copy) {
+fn in_each_state(test: impl Fn(&Scene, u64, &str) + Sync) {
+    let server = Server::plain(|_| Answer::text(401, "expired"));
+    let of = |url: String| move |scene: &Scene| scene.write_kubeconfig(&json!({"server": url}));
+    let (closed, expired) = (of(format!("http://{}", closed_port())), of(server.http()));
+    type State<'a> = (&'a (dyn Fn(&Scene) + Sync), u64, &'a str);
+    let states: [State<'_>; 4] = [
+        (&closed, 11, "no usable answer"),
+        (&expired, 101, "the credentials in"),
+        (&|_| (), 11, "is not written yet"),
+        (&|scene| fs::write(scene.kubeconfig(), "").expect("written"), 7, "/kubeconfig"),
+    ];
+    let test = &test;
     std::thread::scope(|scope| {
-        scope.spawn(move || {
-            Scene::run(|scene| {
-                scene.write_kubeconfig(&json!({"server": format!("http://{}", closed_port())}));
-                test(scene, 11, "no usable answer");
+        for (prepare, code, part) in states {
+            scope.spawn(move || {
+                Scene::run(|scene| {
+                    prepare(scene);
+                    test(scene, code, part);
+                });
             });
-        });
-        scope.spawn(move || {
-            Scene::run(|scene| {
-                let server = Server::plain(|_| Answer::text(401, "expired"));
-                scene.write_kubeconfig(&json!({"server": server.http()}));
-                test(scene, 101, "the credentials in");
-            });
-        });
-        scope.spawn(move || {
-            Scene::run(|scene| test(scene, 11, "is not written yet"));
-        });
-        scope.spawn(move || {
-            Scene::run(|scene| {
-                fs::write(scene.kubeconfig(), "").expect("written");
-                test(scene, 7, &scene.kubeconfig().display().to_string());
-            });
-        });
+        }
     });
 }
 
+/// A pod with a sidecar or with networks fails with the cause, and so does each pod if the cluster network is a
+/// definition, which only the API server has.
 #[test]
 fn a_pod_without_a_sidecar_gets_the_cluster_network_of_a_file() {
-    in_each_state(|scene, _, _| {
-        let log = starts(&Kind::plain(), &conf(scene));
+    in_each_state(|scene, code, part| {
+        let of_file = conf(scene);
+        let log = starts(&Kind::plain(), &of_file);
         assert!(log.contains("read from files, without definitions"), "{log}");
-        starts(&Kind::agent(), &conf(scene));
-    });
-}
-
-#[test]
-fn a_pod_with_a_sidecar_or_with_networks_fails_with_the_cause() {
-    in_each_state(|scene, code, part| {
-        let conf = conf(scene);
-        for kind in [Kind::meshed(), Kind::unknown(), selecting("storage")] {
-            waits(&kind, &conf, code, &[part]);
-        }
+        starts(&Kind::agent(), &of_file);
         let default = Kind { annotations: Some(json!({"v1.multus-cni.io/default-network": "blue"})), ..Kind::plain() };
-        waits(&default, &conf, code, &[part]);
-    });
-}
+        for kind in [Kind::meshed(), Kind::unknown(), selecting("storage"), default] {
+            waits(&kind, &of_file, code, &[part]);
+        }
+        let mut of_definition = of_file.clone();
+        of_definition["clusterNetwork"] = "ovn".into();
+        waits(&Kind::plain(), &of_definition, code, &[part, "networks of pod shop/web-0"]);
 
-/// The cluster network is a definition, which only the API server has.
-#[test]
-fn without_a_file_a_pod_fails_with_the_error_of_the_source() {
-    in_each_state(|scene, code, part| {
-        let mut conf = conf(scene);
-        conf["clusterNetwork"] = "ovn".into();
-        waits(&Kind::plain(), &conf, code, &[part, "networks of pod shop/web-0"]);
-    });
-}
-
-/// Attachments that each pod gets are evaluated with the facts of the pod.
-#[test]
-fn an_attachment_of_each_pod_needs_no_facts_of_a_pod_without_a_sidecar() {
-    in_each_state(|scene, code, part| {
-        let mut conf = conf(scene);
-        conf["delegates"] = json!([
+        // Attachments that each pod gets are evaluated with the facts of the pod.
+        let mut attaching = of_file;
+        attaching["delegates"] = json!([
             {"cniVersion": "1.0.0", "name": "cluster", "type": "loopback"},
             {"cniVersion": "1.0.0", "name": "istio-cni", "type": "istio-cni"},
         ]);
-        conf.as_object_mut().expect("an object").remove("clusterNetwork");
-        let log = starts(&Kind::plain(), &conf);
+        attaching.as_object_mut().expect("an object").remove("clusterNetwork");
+        let log = starts(&Kind::plain(), &attaching);
         assert!(log.contains("annotation sidecar.istio.io/status is missing"), "{log}");
-        waits(&Kind::meshed(), &conf, code, &[part]);
+        waits(&Kind::meshed(), &attaching, code, &[part]);
     });
 }

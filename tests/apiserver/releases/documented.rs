@@ -1,62 +1,34 @@
 //! The commands of docs/install.md, in their order.
 
-use super::{Helm, cluster, definition_of, difference, inventory, istio_chart, objects_of};
-use crate::client::Client;
-use crate::control_plane::ControlPlane;
-use crate::shipped::{NAMESPACE, apply, manifests};
+use super::{definition_of, difference, inventory, istio_chart, objects_of};
+use crate::service_mesh::{Cluster, blocks_of};
+use crate::shipped::{NAMESPACE, apply};
 use serde_json::{Value, json};
-use std::fs;
 
+const GUIDE: &str = include_str!("../../../docs/install.md");
 const OPENSHIFT: [&str; 2] = ["--set", "global.platform=openshift"];
 
-/// A cluster in which documented commands run.
-struct Scene {
-    plane: ControlPlane,
-    admin: Client,
-    helm: Helm,
-}
-
-impl Scene {
-    fn new() -> Self {
-        let (plane, admin, helm) = cluster();
-        apply(&admin, &[json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "istio-cni"}})]);
-        Self { plane, admin, helm }
+impl Cluster {
+    fn with_namespace_of_istio_cni() -> Self {
+        let cluster = Self::start();
+        apply(&cluster.admin, &[json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "istio-cni"}})]);
+        cluster
     }
 
-    /// Runs a block of commands of helm and `kubectl annotate`. `after` is called after each one.
-    fn run(&self, block: &str, after: impl Fn(&str)) {
+    /// Runs a block of commands. `after` is called after each one.
+    fn run_each(&self, block: &str, after: impl Fn(&str)) {
         let istio = istio_chart(&self.plane.directory, "istio-cni");
         for line in block.lines() {
-            let words: Vec<_> = line.split(' ').map(|word| if word == "istio/cni" { &istio } else { word }).collect();
-            match words[..] {
-                ["helm", ..] => drop(self.helm.run(&words[1..]).unwrap_or_else(|error| panic!("{line}: {error}"))),
-                ["kubectl", "annotate", "net-attach-def", "-n", namespace, name, annotation] => {
-                    let (key, value) = match annotation.split_once('=') {
-                        Some((key, value)) => (key, json!(value)),
-                        None => (annotation.strip_suffix('-').expect("a removal"), Value::Null),
-                    };
-                    let change = json!({"metadata": {"annotations": {key: value}}});
-                    self.admin.merge(&definition_of(namespace, name), &change).expect(line);
-                }
-                _ => panic!("{line}: unknown command"),
-            }
+            let (succeeded, output) = self.run(&line.replace("istio/cni", &istio));
+            assert!(succeeded, "{line}: {output}");
             after(line);
         }
-    }
-
-    fn definition(&self) -> Option<Value> {
-        self.admin.get(&definition_of("default", "istio-cni")).ok()
     }
 }
 
 /// Returns the blocks of commands in a section. A command is one line.
 fn blocks(heading: &str) -> Vec<String> {
-    let text = fs::read_to_string(manifests().join("../docs/install.md")).expect("readable");
-    let (_, section) = text.split_once(&format!("### {heading}\n")).expect("a section");
-    let section = section.split("\n## ").next().and_then(|section| section.split("\n### ").next()).expect("text");
-    let blocks =
-        section.split("```sh\n").skip(1).map(|rest| rest.split("```").next().expect("text").replace(" \\\n ", ""));
-    blocks.collect()
+    blocks_of(GUIDE, &format!("### {heading}"), "sh")
 }
 
 fn owner(definition: Option<Value>) -> String {
@@ -66,8 +38,7 @@ fn owner(definition: Option<Value>) -> String {
 
 /// Returns the options in the second column of a section's table.
 fn options(heading: &str) -> Vec<Vec<String>> {
-    let text = fs::read_to_string(manifests().join("../docs/install.md")).expect("readable");
-    let (_, section) = text.split_once(&format!("### {heading}\n")).expect("a section");
+    let (_, section) = GUIDE.split_once(&format!("### {heading}\n")).expect("a section");
     let rows = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
     let cells = rows.take_while(|line| line.starts_with('|')).map(|line| line.split('`').nth(1).expect("options"));
     cells.map(|cell| cell.split(' ').map(str::to_owned).collect()).collect()
@@ -76,7 +47,7 @@ fn options(heading: &str) -> Vec<Vec<String>> {
 #[test]
 fn the_documented_commands_move_definitions_between_owners() {
     let [hand_over, take_over, adopt] = &blocks("Owners of definitions")[..] else { panic!("three blocks") };
-    let scene = Scene::new();
+    let scene = Cluster::with_namespace_of_istio_cni();
     let uid = |definition: Option<Value>| definition.expect("it exists")["metadata"]["uid"].clone();
 
     scene.helm.upgrade("detour", &OPENSHIFT);
@@ -84,13 +55,13 @@ fn the_documented_commands_move_definitions_between_owners() {
     // A release of Istio's chart that does not contain the definition yet.
     let istio = istio_chart(&scene.plane.directory, "other");
     scene.helm.run(&["install", "istio-cni", &istio, "-n", "istio-cni"]).expect("installed");
-    scene.run(hand_over, |line| assert_eq!(uid(scene.definition()), created, "{line}: not interrupted"));
+    scene.run_each(hand_over, |line| assert_eq!(uid(scene.definition()), created, "{line}: not interrupted"));
     assert_eq!(owner(scene.definition()), "istio-cni");
     assert!(objects_of(&scene.admin, "detour", NAMESPACE).is_empty());
 
     scene.helm.upgrade("detour", &OPENSHIFT);
     assert_eq!(owner(scene.definition()), "istio-cni");
-    scene.run(take_over, |_| ());
+    scene.run_each(take_over, |_| ());
     assert_eq!(owner(scene.definition()), "detour");
     scene.helm.uninstall("detour", NAMESPACE);
     assert_eq!(scene.definition(), None);
@@ -98,7 +69,7 @@ fn the_documented_commands_move_definitions_between_owners() {
     apply(&scene.admin, &[definition_of("default", "istio-cni")]);
     let created = uid(scene.definition());
     scene.helm.upgrade("detour", &OPENSHIFT);
-    scene.run(adopt, |line| assert_eq!(uid(scene.definition()), created, "{line}: not interrupted"));
+    scene.run_each(adopt, |line| assert_eq!(uid(scene.definition()), created, "{line}: not interrupted"));
     assert_eq!(owner(scene.definition()), "detour");
     scene.helm.uninstall("detour", NAMESPACE);
     assert_eq!(scene.definition(), None);
@@ -106,11 +77,11 @@ fn the_documented_commands_move_definitions_between_owners() {
 
 #[test]
 fn the_documented_release_for_exclusions_leaves_istios_objects_unchanged() {
-    let scene = Scene::new();
+    let scene = Cluster::with_namespace_of_istio_cni();
     let istio = istio_chart(&scene.plane.directory, "istio-cni");
     scene.helm.run(&["install", "istio-cni", &istio, "-n", "istio-cni"]).expect("installed");
     let before = inventory(&scene.admin);
-    scene.run(&blocks("Exclusions beside istio-cni")[0], |_| ());
+    scene.run_each(&blocks("Exclusions beside istio-cni")[0], |_| ());
     let after = inventory(&scene.admin);
     assert!(before.iter().all(|(name, object)| after.get(name) == Some(object)));
     assert!(after.contains_key("NetworkAttachmentDefinition default/excludedns"));

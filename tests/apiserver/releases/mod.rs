@@ -3,7 +3,8 @@
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::shipped::{NAMESPACE, helm, manifests, prepare};
+use crate::shipped::{NAMESPACE, manifests, prepare};
+use crate::support::program::built;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,10 +31,10 @@ impl Helm {
     /// Runs helm. Returns its stdout, or its stderr if it fails.
     pub(crate) fn run(&self, arguments: &[&str]) -> Result<String, String> {
         let home = self.kubeconfig.with_file_name("helm");
-        let mut command = Command::new(helm());
+        let mut command = Command::new(built("helm"));
         command.args(arguments).env_clear().env("PATH", "/usr/bin:/bin").env("HOME", &home);
         command.env("KUBECONFIG", &self.kubeconfig).current_dir(env!("CARGO_MANIFEST_DIR"));
-        let output = command.output().expect("hack/test.sh builds it");
+        let output = command.output().expect("it starts");
         let text = |bytes| String::from_utf8(bytes).expect("text");
         if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
     }

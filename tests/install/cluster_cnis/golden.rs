@@ -18,9 +18,7 @@ pub(crate) const FLAG: &str = "--own-list=true";
 
 /// Returns a node with this cluster CNI, and its configuration directory.
 pub(crate) fn node(cni: &ClusterCni, test: &str) -> (Scene, PathBuf) {
-    let scene = Scene::new(&format!("own-list-{test}-{}", cni.name));
-    scene.write("sa/ca.crt", "-----BEGIN CERTIFICATE-----\n");
-    scene.write("sa/token", "first-token\n");
+    let scene = Scene::with_account(&format!("own-list-{test}-{}", cni.name));
     let directory = scene.path(DIRECTORY);
     cni.install(&directory);
     (scene, directory)

@@ -6,6 +6,7 @@ use detour_cni::cni::{self, CniCommand, NetConf};
 use detour_cni::delegate::{Call, Executables};
 use detour_cni::networks::RunnableConfiguration;
 use detour_cni::networks::resolve;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,110 +20,16 @@ const CONTAINER: &str = "cnitool-656b6df6fe87d106fa76";
 const ARGS: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0";
 
 /// A network configuration, and the commands that are recorded.
+#[derive(Deserialize)]
 struct Scene {
-    name: &'static str,
-    files: Vec<(&'static str, Value)>,
-    /// The ADD result of the plugin `one`; `two` adds a second address.
+    name: String,
+    files: Vec<(String, Value)>,
     result: Value,
-    commands: &'static [&'static str],
+    commands: Vec<String>,
 }
 
 fn scenes() -> Vec<Scene> {
-    let result = |version: &str, address: &str| {
-        json!({
-            "cniVersion": version,
-            "interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": NETNS}],
-            "ips": [{"interface": 0, "address": address, "gateway": "10.0.0.254"}],
-            "routes": [{"dst": "0.0.0.0/0"}],
-            "dns": {"nameservers": ["10.96.0.10"]},
-        })
-    };
-    vec![
-        Scene {
-            name: "capabilities-and-args",
-            files: vec![(
-                "10.conflist",
-                json!({
-                    "cniVersion": "1.0.0", "name": "recorded", "other": true,
-                    "plugins": [
-                        {
-                            "type": "one", "name": "overwritten", "cniVersion": "0.1.0", "nested": {"a": [1, null, "x"]},
-                            "capabilities": {"mac": true, "ips": false, "absent": true}, "args": {"cni": {"k": "v"}},
-                        },
-                        {"type": "two", "capabilities": {"ips": true, "portMappings": true}},
-                        {"type": "three"},
-                    ],
-                }),
-            )],
-            result: result("1.0.0", "10.0.0.1/24"),
-            commands: &["add", "check", "del"],
-        },
-        Scene {
-            name: "versions-and-directory",
-            files: vec![
-                (
-                    "10.conflist",
-                    json!({
-                        "cniVersion": "0.4.0", "cniVersions": ["0.3.1", "1.1.0", "9.9.9"], "name": "recorded",
-                        "disableCheck": "TRUE", "plugins": [{"type": "one"}],
-                    }),
-                ),
-                ("recorded/20.conf", json!({"type": "three"})),
-                ("recorded/10.conf", json!({"type": "two"})),
-                ("recorded/15.json", json!({"type": "not-loaded"})),
-            ],
-            result: result("1.1.0", "10.0.0.1/24"),
-            commands: &["add", "check", "del", "gc", "status"],
-        },
-        Scene {
-            name: "only-inlined-without-gc",
-            files: vec![
-                (
-                    "10.conflist",
-                    json!({
-                        "cniVersion": "1.1.0", "name": "recorded", "disableGC": true, "loadOnlyInlinedPlugins": true,
-                        "plugins": [{"type": "one"}],
-                    }),
-                ),
-                ("recorded/10.conf", json!({"type": "two"})),
-            ],
-            result: result("1.1.0", "10.0.0.1/24"),
-            commands: &["add", "check", "del", "gc", "status"],
-        },
-        Scene {
-            name: "before-check",
-            files: vec![(
-                "10.conflist",
-                json!({"cniVersion": "0.3.1", "name": "recorded", "plugins": [{"type": "one"}, {"type": "two"}]}),
-            )],
-            result: json!({
-                "cniVersion": "0.3.1",
-                "interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": NETNS}],
-                "ips": [{"version": "4", "interface": 0, "address": "10.0.0.1/24", "gateway": "10.0.0.254"}],
-                "dns": {},
-            }),
-            commands: &["add", "del", "gc", "status"],
-        },
-        Scene {
-            name: "one-plugin",
-            files: vec![(
-                "10.conf",
-                json!({"cniVersion": "0.4.0", "name": "recorded", "type": "one", "capabilities": {"mac": true}}),
-            )],
-            result: json!({
-                "cniVersion": "0.4.0",
-                "ips": [{"version": "6", "address": "fd00::1/64"}],
-                "dns": {},
-            }),
-            commands: &["add", "check", "del"],
-        },
-        Scene {
-            name: "unstated-version",
-            files: vec![("10.conflist", json!({"name": "recorded", "plugins": [{"type": "one"}, {"type": "two"}]}))],
-            result: json!({"cniVersion": "0.1.0", "ip4": {"ip": "10.0.0.1/24", "gateway": "10.0.0.254"}, "dns": {}}),
-            commands: &["add", "del"],
-        },
-    ]
+    serde_saphyr::from_str(include_str!("cnitool.yaml")).expect("scenes")
 }
 
 fn offered() -> Value {
@@ -167,13 +74,13 @@ fn plugins_get_the_input_of_the_reference_library() {
     let mut recorded: Value = serde_json::from_str(&text).expect("JSON");
     for scene in scenes() {
         let (recorders, directory) = set(&scene);
-        let mut network = read(&directory.join(scene.files[0].0));
+        let mut network = read(&directory.join(&scene.files[0].0));
         network.runtime_config = offered().as_object().expect("an object").clone();
         let mut result = None;
-        for command in scene.commands {
+        for command in &scene.commands {
             perform(command, &network, &recorders.bin(), &mut result);
         }
-        let wanted = recorded[scene.name].as_array_mut().unwrap_or_else(|| panic!("{} is recorded", scene.name));
+        let wanted = recorded[&scene.name].as_array_mut().unwrap_or_else(|| panic!("{} is recorded", scene.name));
         // SPEC.md removes it; the reference library does not.
         wanted.iter_mut().for_each(|call| drop(call["stdin"].as_object_mut().map(|conf| conf.remove("capabilities"))));
         let seen = recorded_calls(&recorders);
@@ -224,9 +131,9 @@ fn record() {
     let mut recorded = serde_json::Map::new();
     for scene in scenes() {
         let (recorders, directory) = set(&scene);
-        for command in scene.commands {
+        for command in &scene.commands {
             let output = std::process::Command::new("cnitool")
-                .args([command, "recorded", NETNS])
+                .args([command.as_str(), "recorded", NETNS])
                 .envs([("CNI_ARGS", ARGS), ("CNI_IFNAME", "eth0"), ("CAP_ARGS", &offered().to_string())])
                 .env("CNI_PATH", recorders.bin())
                 .env("NETCONFPATH", &directory)
@@ -234,7 +141,7 @@ fn record() {
                 .expect("cnitool is in PATH");
             assert!(output.status.success(), "{}: {command}: {output:?}", scene.name);
         }
-        recorded.insert(scene.name.to_owned(), recorded_calls(&recorders));
+        recorded.insert(scene.name, recorded_calls(&recorders));
     }
     let text = serde_json::to_string_pretty(&recorded).expect("JSON") + "\n";
     fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join(RECORDED), text).expect("writable");

@@ -1,9 +1,9 @@
 //! The node configuration file: which of its keys override those of definitions.
 
-use crate::delegates::pod::Pod;
+use crate::delegates::pod::with;
 use crate::delegates::recorders::Recorders;
+use crate::node::{Node, pod_object};
 use crate::support::called::Called;
-use crate::support::directory::Directory;
 use nix::unistd::{Uid, chown};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
@@ -11,38 +11,20 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// A node with a pod that has a sidecar, and with the plugin's state directory.
-struct Node {
-    pod: Pod,
-    recorders: Recorders,
-    dir: Directory,
-}
-
 impl Node {
-    fn new() -> Self {
-        let (pod, recorders) = (Pod::new(), Recorders::new().with("first", ""));
-        let dir = Directory::new("node");
-        for name in ["state", "manifests"] {
-            fs::create_dir_all(dir.join(name)).expect("made");
-        }
-        let annotations = json!({"detour.io/exclude-uids": "4321", "sidecar.istio.io/status": "{}"});
-        let object = json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": "web-0", "namespace": "shop", "uid": "u", "annotations": annotations},
-            "spec": {"containers": [{"name": "app"}, {"name": "istio-proxy"}]},
-        });
-        fs::write(dir.join("manifests/pod.json"), object.to_string()).expect("written");
-        Self { pod, recorders, dir }
-    }
-
-    /// Creates a node whose configuration sets the source of facts, the program directory, and `more`.
+    /// Creates a node whose configuration sets the source of facts, the program directory, and `more`, with a pod that
+    /// excludes a UID.
     fn stating(more: &Value) -> Self {
-        let node = Self::new();
+        let node = Self::with(Recorders::new().with("first", ""));
+        let mut pod = pod_object("");
+        pod["metadata"]["annotations"]["detour.io/exclude-uids"] = "4321".into();
+        node.manifest("pod", &pod);
+        fs::create_dir(node.dir.join("detour")).expect("made");
         let kubernetes = json!({
             "manifests_dir": node.dir.join("manifests"), "cni_bin_dir": node.recorders.bin(),
             "exclude_namespaces": ["kube-system"],
         });
-        node.states(&crate::delegates::pod::with(json!({"kubernetes": kubernetes}), more).to_string());
+        node.states(&with(json!({"kubernetes": kubernetes}), more).to_string());
         node
     }
 
@@ -52,17 +34,17 @@ impl Node {
     }
 
     fn file(&self) -> PathBuf {
-        self.dir.join("state/node.json")
+        self.dir.join("detour/node.json")
     }
 
-    /// Calls the plugin with this node's `/var/lib/cni/detour`, in a private mount namespace.
-    fn call(&self, name: &str, conf: &Value) -> Called {
+    /// Calls the plugin for an attachment, with this node's `/var/lib/cni/detour`, in a private mount namespace.
+    fn attach(&self, name: &str, conf: &Value) -> Called {
         fs::create_dir_all("/var/lib/cni").expect("made");
         let script = "mount -t tmpfs tmpfs /var/lib/cni && cp -rp \"$1\" /var/lib/cni/detour && exec \"$2\"";
         let mut command = Command::new("/usr/bin/unshare");
         command
             .args(["--mount", "/bin/sh", "-c", script, "sh"])
-            .arg(self.dir.join("state"))
+            .arg(self.dir.join("detour"))
             .arg(env!("CARGO_BIN_EXE_detour"))
             .env_clear()
             .envs(self.pod.environment(name, "/usr/lib/cni"));
@@ -73,23 +55,21 @@ impl Node {
         Called::run(&mut command, &conf)
     }
 
+    /// Calls the plugin, which must succeed. Returns its log.
     #[track_caller]
-    fn done(&self, command: &str, conf: &Value) -> String {
-        let output = self.call(command, conf);
-        assert!(output.success, "{command}: {output:?}");
-        output.stderr
+    fn attached(&self, command: &str, conf: &Value) -> String {
+        self.attach(command, conf).done().stderr
     }
 
     #[track_caller]
-    fn refused(&self, command: &str, conf: &Value, code: u64, why: &str) {
-        let output = self.call(command, conf);
-        assert_eq!((output.success, output.stdout["code"].as_u64()), (false, Some(code)), "{output:?}");
-        assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains(why)), "{output:?}");
+    fn fails(&self, command: &str, conf: &Value, code: u64, why: &str) {
+        let (found, text) = self.attach(command, conf).refused();
+        assert!(found == code && text.contains(why), "{found}: {text}");
     }
 }
 
 fn definition(more: &Value) -> Value {
-    crate::delegates::pod::with(json!({"cniVersion": "1.1.0", "name": "mesh", "type": "detour"}), more)
+    with(json!({"cniVersion": "1.1.0", "name": "mesh", "type": "detour"}), more)
 }
 
 #[test]
@@ -101,15 +81,15 @@ fn the_nodes_keys_take_precedence_and_ignored_keys_are_logged() {
         "exclude_namespaces": ["shop"],
     });
     let conf = definition(&json!({"chain": chain, "kubernetes": evil}));
-    let log = node.done("ADD", &conf);
+    let log = node.attached("ADD", &conf);
     let ignored = "ignored keys: kubernetes.exclude_namespaces, kubernetes.cni_bin_dir, kubernetes.kubeconfig, \
         kubernetes.timeout_seconds: only the node can set them, in /var/lib/cni/detour/node.json";
     assert!(log.contains(ignored), "{log}");
     assert_eq!(node.recorders.order(), ["ADD first"], "of the node's directory");
     assert_eq!(node.recorders.seen()[0].environment["CNI_PATH"].split(':').next(), node.recorders.bin().to_str());
     assert!(node.pod.rules().iter().any(|rule| rule.contains("meta skuid 7 ")), "{:?}", node.pod.rules());
-    node.done("CHECK", &conf);
-    node.done("DEL", &conf);
+    node.attached("CHECK", &conf);
+    node.attached("DEL", &conf);
     assert_eq!(node.pod.rules(), [""; 0]);
 }
 
@@ -117,7 +97,7 @@ fn the_nodes_keys_take_precedence_and_ignored_keys_are_logged() {
 fn attachments_exclude_namespaces_if_the_node_allows_it() {
     let conf = definition(&json!({"chain": [{"type": "uid-exclude", "uids": [7]}], "exclude_namespaces": ["shop"]}));
     let node = Node::stating(&json!({"attachments_may_exclude_namespaces": true}));
-    node.done("ADD", &conf);
+    node.attached("ADD", &conf);
     assert_eq!(node.pod.rules(), [""; 0]);
 }
 
@@ -127,7 +107,7 @@ fn a_pod_can_not_override_pinned_settings() {
     let has = |node: &Node, uid: &str| node.pod.rules().iter().any(|rule| rule.contains(&format!("meta skuid {uid} ")));
     for (pinned, heard) in [(json!([]), true), (json!(["uid-exclude"]), false)] {
         let node = Node::stating(&json!({"pinned": pinned, "chain": chain}));
-        node.done("ADD", &definition(&json!({"chain": chain, "args": {"cni": {"uid-exclude": {"uids": [9]}}}})));
+        node.attached("ADD", &definition(&json!({"chain": chain, "args": {"cni": {"uid-exclude": {"uids": [9]}}}})));
         assert!(has(&node, "7"), "the installed block: {:?}", node.pod.rules());
         assert_eq!((has(&node, "4321"), has(&node, "9")), (heard, heard), "{pinned}: {:?}", node.pod.rules());
     }
@@ -139,27 +119,27 @@ fn a_configuration_that_the_node_did_not_install_is_a_request() {
     let installed = json!([{"type": "uid-exclude", "uids": [7]}]);
     let conf = definition(&json!({"chain": [{"type": "uid-exclude", "uids": "*"}]}));
     let pinned = Node::stating(&json!({"allow": [], "pinned": ["uid-exclude"], "chain": installed}));
-    let log = pinned.done("ADD", &conf);
+    let log = pinned.attached("ADD", &conf);
     assert!(log.contains("ignored keys: chain[0] (uid-exclude is pinned): only the node can set them"), "{log}");
     let rules = pinned.pod.rules().join("\n");
     assert!(rules.contains("meta skuid 7 ") && !rules.contains("skuid 0-"), "{rules}");
     let bounded = Node::stating(&json!({"allow": {"uids": "5000"}, "chain": installed}));
     let outside = "chain[0].uids: \"*\" is outside the bounds: not permitted by allow.uids \
         (the node configuration /var/lib/cni/detour/node.json)";
-    bounded.refused("ADD", &conf, 7, outside);
+    bounded.fails("ADD", &conf, 7, outside);
     assert_eq!(bounded.pod.rules(), [""; 0]);
-    bounded.refused("ADD", &definition(&json!({"type": "excludedns"})), 7, "\"1337\" is outside the bounds");
+    bounded.fails("ADD", &definition(&json!({"type": "excludedns"})), 7, "\"1337\" is outside the bounds");
     // What an annotation could request, and what the node installed, is excluded.
     let node = Node::stating(&json!({"allow": {"uids": "4000-5000"}, "chain": installed}));
     for (chain, uid) in [(json!([{"type": "uid-exclude", "uids": [4000]}]), "4000"), (installed, "7")] {
         let conf = definition(&json!({"chain": chain}));
-        node.done("ADD", &conf);
+        node.attached("ADD", &conf);
         assert!(node.pod.rules().iter().any(|rule| rule.contains(&format!("meta skuid {uid} "))), "{uid}");
-        node.done("DEL", &conf);
+        node.attached("DEL", &conf);
     }
     // By default, what pods may request by default.
     let node = Node::stating(&json!({}));
-    node.refused("ADD", &conf, 7, "\"*\" is outside the bounds: not permitted by the default bounds");
+    node.fails("ADD", &conf, 7, "\"*\" is outside the bounds: not permitted by the default bounds");
 }
 
 #[test]
@@ -180,9 +160,9 @@ fn existing_configurations_work_with_a_node_configuration() {
     ] {
         let node = Node::stating(&json!({}));
         let conf: Value = serde_json::from_str(text).expect("JSON");
-        node.done("ADD", &conf);
+        node.attached("ADD", &conf);
         assert!(node.pod.rules().iter().any(|found| found.contains(rule)), "{text}: {:?}", node.pod.rules());
-        node.done("DEL", &conf);
+        node.attached("DEL", &conf);
         assert_eq!(node.pod.rules(), [""; 0]);
     }
 }
@@ -191,7 +171,7 @@ fn existing_configurations_work_with_a_node_configuration() {
 fn a_broken_or_untrusted_file_fails_add_and_check_but_not_del() {
     let conf = definition(&json!({"chain": [{"type": "uid-exclude", "uids": [7]}]}));
     let node = Node::stating(&json!({}));
-    node.done("ADD", &conf);
+    node.attached("ADD", &conf);
     let large = format!("{{\"a\": \"{}\"}}", "x".repeat(64 << 10));
     for (text, owner, why) in [
         ("{", 0, "/var/lib/cni/detour/node.json: invalid JSON"),
@@ -209,13 +189,13 @@ fn a_broken_or_untrusted_file_fails_add_and_check_but_not_del() {
     ] {
         node.states(text);
         chown(&node.file(), Some(Uid::from_raw(owner)), None).expect("root");
-        node.refused("ADD", &conf, 7, why);
-        node.refused("CHECK", &conf, 7, why);
-        node.refused("STATUS", &conf, 50, why);
-        assert!(node.done("GC", &conf).contains("the node's keys are not applied"));
+        node.fails("ADD", &conf, 7, why);
+        node.fails("CHECK", &conf, 7, why);
+        node.fails("STATUS", &conf, 50, why);
+        assert!(node.attached("GC", &conf).contains("the node's keys are not applied"));
         assert!(!node.pod.rules().is_empty(), "those of the first ADD");
     }
-    assert!(node.done("DEL", &conf).contains("the node's keys are not applied"));
+    assert!(node.attached("DEL", &conf).contains("the node's keys are not applied"));
     assert_eq!(node.pod.rules(), [""; 0]);
 }
 
@@ -226,7 +206,7 @@ fn a_broken_file_does_not_fail_status_or_the_agents_own_pod() {
         "agent_namespace": "shop", "agent_pod_prefixes": ["web-"], "agent_socket": "/no/such/socket",
         "kubeconfig": "/no/such/kubeconfig",
     });
-    let evil = crate::delegates::pod::with(agent.clone(), &json!({"cni_bin_dir": "/home/evil"}));
+    let evil = with(agent.clone(), &json!({"cni_bin_dir": "/home/evil"}));
     let chain = json!([{"type": "istio-redirect"}, {"type": "first"}]);
     let node = Node::stating(&json!({}));
     for (text, mode) in
@@ -234,23 +214,23 @@ fn a_broken_file_does_not_fail_status_or_the_agents_own_pod() {
     {
         node.states(text);
         fs::set_permissions(node.file(), Permissions::from_mode(mode)).expect("set");
-        let own = |more: &Value| definition(&crate::delegates::pod::with(json!({"kubernetes": agent}), more));
+        let own = |more: &Value| definition(&with(json!({"kubernetes": agent}), more));
         for command in ["STATUS", "ADD", "CHECK", "DEL"] {
-            let log = node.done(command, &own(&json!({})));
+            let log = node.attached(command, &own(&json!({})));
             assert!(log.contains("the node's keys are not applied") && log.contains("node.json"), "{command}: {log}");
         }
         // The configuration may come from an attachment, so it can't set keys of the node.
         let conf = own(&json!({"chain": chain, "kubernetes": evil, "log_file": "/var/log/evil.log"}));
-        let output = node.call("ADD", &conf);
+        let output = node.attach("ADD", &conf);
         let ignored = output.stderr.contains("kubernetes.cni_bin_dir, log_file: only the node can set them");
         assert!(!output.success && ignored, "{output:?}");
-        let other = crate::delegates::pod::with(evil.clone(), &json!({"agent_namespace": "istio-system"}));
-        node.refused("ADD", &definition(&json!({"kubernetes": other})), 7, "node.json");
+        let other = with(evil.clone(), &json!({"agent_namespace": "istio-system"}));
+        node.fails("ADD", &definition(&json!({"kubernetes": other})), 7, "node.json");
         // These networks may not be the node's own.
         let network = json!({"cniVersion": "1.1.0", "name": "cluster", "type": "first"});
         let primary = own(&json!({"delegates": [network], "binDir": node.recorders.bin()}));
-        node.refused("ADD", &primary, 7, "node.json");
-        node.done("STATUS", &primary);
+        node.fails("ADD", &primary, 7, "node.json");
+        node.attached("STATUS", &primary);
     }
     let called = node.recorders.order();
     assert!(called.iter().all(|call| call == "STATUS first"), "{called:?}");
@@ -262,15 +242,15 @@ fn a_definition_does_not_make_this_the_primary_plugin() {
     let node = Node::stating(&json!({"primary": false}));
     let conf =
         definition(&json!({"delegates": [network], "cniDir": node.dir.join("kept"), "binDir": node.recorders.bin()}));
-    node.refused("ADD", &conf, 7, "clusterNetwork, delegates: only the runtime's configuration can set these keys");
-    node.refused("STATUS", &conf, 50, "clusterNetwork, delegates: only the runtime's configuration can set these keys");
+    node.fails("ADD", &conf, 7, "clusterNetwork, delegates: only the runtime's configuration can set these keys");
+    node.fails("STATUS", &conf, 50, "clusterNetwork, delegates: only the runtime's configuration can set these keys");
     assert!(node.recorders.order().is_empty() && !node.dir.join("kept").exists());
-    assert!(node.done("DEL", &conf).contains("the networks are ignored"));
+    assert!(node.attached("DEL", &conf).contains("the networks are ignored"));
     assert!(node.recorders.order().is_empty(), "DEL executes nothing that ADD refuses");
     for text in [r#"{"primary": true}"#, "{}"] {
         node.states(text);
-        node.done("ADD", &conf);
-        node.done("DEL", &conf);
+        node.attached("ADD", &conf);
+        node.attached("DEL", &conf);
     }
     assert_eq!(node.recorders.order(), ["ADD first", "DEL first", "ADD first", "DEL first"]);
 }
