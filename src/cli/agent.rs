@@ -25,10 +25,7 @@ Examples:
   detour agent --platform openshift --root /host --health-address 0.0.0.0:8000
         run in a DaemonSet that mounts the node's directories below /host
   detour agent --root /host --on-exit auto --daemon-set detour-agent
-        remove the plugin from the node when the DaemonSet is deleted
-
-Exit codes: 0 ended by a signal, 1 failure, 2 invalid arguments or input. A missing or invalid file
-of --config or --kubeconfig does not end the agent: /readyz and the log report it.";
+        remove the plugin from the node when the DaemonSet is deleted";
 
 /// Limit for the kubeconfig that the agent wrote, which has a few KiB.
 const MAX_KUBECONFIG: u64 = 1 << 20;
@@ -45,6 +42,9 @@ const SOCKET: &str = "/run/detour/agent.sock";
 ///
 /// SIGTERM ends the agent; the plugin stays installed unless --on-exit removes it. With --health-address, the agent also
 /// exits with code 1 if the file system hangs for two minutes.
+///
+/// Exit codes: 0 ended by a signal, 1 failure, 2 invalid arguments or input. A missing or invalid file of --config or
+/// --kubeconfig does not end the agent: /readyz and the log report it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct AgentArguments {
@@ -79,11 +79,6 @@ pub(super) struct AgentArguments {
     repair: RepairMode,
 }
 
-/// Turns an error into one of usage, with exit code 2.
-fn as_usage<T>(result: Result<T>) -> Result<T, CommandError> {
-    result.map_err(|why| CommandError::Usage(format!("{why:#}")))
-}
-
 impl AgentArguments {
     pub(super) fn run(&self) -> Result<ExitCode> {
         run_tasks(self.keep()).context("can't create the agent's event loop").flatten()
@@ -97,23 +92,21 @@ impl AgentArguments {
         let metrics = Metrics::default();
         // Its requests share one connection.
         let account = self.install.account().map(|account| account.on_node(self.node_name()).for_tasks());
-        let account_for = |purpose: &str| account.clone().map_err(|why| anyhow!("{purpose}: {why}"));
+        let account_for = |flag: &str| account.clone().map_err(|why| CommandError::Usage(format!("{flag}: {why}")));
         let flag = "--plugin-service-account";
         let plugin_token = match self.plugin_service_account.as_ref().filter(|name| !name.is_empty()) {
             Some(name) => {
-                let (account, of) = (as_usage(account_for(flag))?, as_usage(self.own_object(flag, name))?);
-                Some(PluginToken::start(account, of, metrics.clone()).await)
+                let object = own_object(flag, name)?;
+                Some(PluginToken::start(account_for(flag)?, object, metrics.clone()).await)
             }
             None => None,
         };
-        let daemon_set = self.daemon_set.as_ref().map(|name| self.own_object("--daemon-set", name));
-        let daemon_set = as_usage(daemon_set.transpose())?;
+        let daemon_set = self.daemon_set.as_ref().map(|name| own_object("--daemon-set", name)).transpose()?;
         let owner = daemon_set.as_ref().map(ObjectRef::to_string);
-        let watched = daemon_set
-            .filter(|_| self.on_exit == OnExit::Auto)
-            .map(|object| Ok(DaemonSet::new(account_for("--daemon-set")?, object)));
-        let daemon_set = as_usage(watched.transpose())?;
-        let services = self.services(account_for("pods are not watched"));
+        let watched = daemon_set.filter(|_| self.on_exit == OnExit::Auto);
+        let watched = watched.map(|object| account_for("--daemon-set").map(|account| DaemonSet::new(account, object)));
+        let daemon_set = watched.transpose()?;
+        let services = self.services(account.clone());
         let desired = DesiredSource {
             install: self.install.clone(),
             without_token: self.plugin_service_account.as_deref() == Some(""),
@@ -145,13 +138,6 @@ impl AgentArguments {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Returns a reference to an object in the namespace of the agent's pods.
-    fn own_object(&self, flag: &str, name: &str) -> Result<ObjectRef> {
-        let namespace = agent_namespace()
-            .with_context(|| format!("{flag} {name}: unknown namespace; set the variable POD_NAMESPACE"))?;
-        Ok(ObjectRef { namespace, name: name.to_owned() })
-    }
-
     /// Returns the agent's own pod from the environment variables of the downward API, `None` outside of a pod.
     fn own_pod(&self) -> Option<PodRef> {
         let (namespace, name) = (agent_namespace()?, variable("POD_NAME")?);
@@ -163,7 +149,7 @@ impl AgentArguments {
         named.filter(|name| !name.is_empty())
     }
 
-    fn services(&self, account: Result<Api>) -> Option<Services> {
+    fn services(&self, account: Result<Api, &str>) -> Option<Services> {
         let Some(node_name) = self.node_name() else {
             if self.taint.is_some() || self.nri_socket.is_some() {
                 tracing::warn!("--taint, --nri-socket: no effect: unknown node name; add --node-name NAME");
@@ -173,7 +159,7 @@ impl AgentArguments {
         Some(Services {
             node_name,
             socket: HostPath::new(SOCKET),
-            account: account.inspect_err(|why| tracing::warn!("{why}")).ok()?,
+            account: account.inspect_err(|why| tracing::warn!("pods are not watched: {why}")).ok()?,
             // Only a primary plugin asks for definitions.
             definitions: self.install.primary != Some(false),
             pods: PodSettings { repair: self.repair, live_policy: self.live_policy },
@@ -181,6 +167,12 @@ impl AgentArguments {
             taint: self.taint.clone(),
         })
     }
+}
+
+/// Returns a reference to an object in the namespace of the agent's pods.
+fn own_object(flag: &str, name: &str) -> Result<ObjectRef, CommandError> {
+    let unknown = || CommandError::Usage(format!("{flag} {name}: unknown namespace; set the variable POD_NAMESPACE"));
+    Ok(ObjectRef { namespace: agent_namespace().ok_or_else(unknown)?, name: name.to_owned() })
 }
 
 /// The desired state of the node, which changes with the files and the token that it comes from.

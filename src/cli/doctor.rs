@@ -16,16 +16,15 @@ Examples:
   detour doctor -n shop web-0
         also check the pod: from its annotations to its rules in the kernel
   detour doctor -n shop web-0 --probe
-        also send packets from the pod's network namespace to unused addresses
-
-For a pod on another node, the output contains the command to run. The command changes nothing, and
-requires root. With your own kubeconfig, use kubectl detour.
-
-Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
+        also send packets from the pod's network namespace to unused addresses";
 
 /// Check a node and a pod, and suggest what to do about each problem
 ///
-/// Each line of the output is a check with its result, the evidence and, if it failed, the next step.
+/// Each line of the output is a check with its result, the evidence and, if it failed, the next step. For a pod on
+/// another node, the output contains the command to run. The command changes nothing, and requires root. With your own
+/// kubeconfig, use kubectl detour.
+///
+/// Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct DoctorArguments {
@@ -126,7 +125,7 @@ impl TargetArguments {
             conf: conf.unwrap_or_else(HostPath::root),
             programs,
             installed,
-            own_list: record.with_role(Role::OwnList).find_map(own_list),
+            own_lists: record.with_role(Role::OwnList).filter_map(own_list).collect(),
             multus_chain,
             changed: match &found {
                 Ok(found) => Ok((!found.record.files.is_empty()).then(|| changed(found))),

@@ -23,19 +23,14 @@ Examples:
   detour install --chained=true --conf-name 10-calico.conflist --name istio-cni
         add the plugin to this configuration list, and install it also under the name istio-cni
   detour install --name excludedns --attachments attachments.json
-        install with a configuration file for each attachment
-
-Exit codes: 0 success, 1 incomplete (see stderr), 2 invalid arguments or input.";
+        install with a configuration file for each attachment";
 
 const UNINSTALL_EXAMPLES: &str = "\
 Examples:
   detour uninstall --dry-run
         show what would change on this node, as a unified diff
   detour uninstall --root /host
-        uninstall from a pod that mounts the node's file system at /host
-
-Exit codes: 0 success, also if the program stays for running pods, 1 incomplete (see stderr),
-2 invalid arguments or input.";
+        uninstall from a pod that mounts the node's file system at /host";
 
 /// The running program's file.
 pub(super) const PROGRAM_FILE: &str = "/proc/self/exe";
@@ -50,6 +45,8 @@ pub(super) const PROGRAM_FILE: &str = "/proc/self/exe";
 /// Platforms: openshift (aro, crc, ocp, okd, rosa) and microshift, both with a separate configuration file for Multus;
 /// gke, k3d, k3s, microk8s, bottlerocket, minikube; and kubernetes (aks, default, eks, iks, k0s, kind, kubeadm, rke1,
 /// rke2, talos).
+///
+/// Exit codes: 0 success, 1 incomplete (see stderr), 2 invalid arguments or input.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct InstallArguments {
@@ -67,6 +64,9 @@ pub(super) struct InstallArguments {
 ///
 /// Pods keep their rules; recreate a pod to remove its guard (mesh-guard). The command also keeps the files that edited
 /// files require, and the program while CRI-O or Multus needs it to delete running pods; it lists them.
+///
+/// Exit codes: 0 success, also if the program stays for running pods, 1 incomplete (see stderr), 2 invalid arguments or
+/// input.
 #[derive(Debug, Args)]
 #[command(after_help = UNINSTALL_EXAMPLES)]
 pub(super) struct UninstallArguments {

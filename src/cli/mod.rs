@@ -153,11 +153,11 @@ fn print_error(message: impl Display, code: ExitCode) -> ExitCode {
 const COMPLETION_EXAMPLES: &str = "\
 Examples:
   source <(detour completion bash)
-  detour completion zsh > ~/.zfunc/_detour
-
-Exit codes: 0 success, 1 the output can't be written, 2 invalid arguments or input.";
+  detour completion zsh > ~/.zfunc/_detour";
 
 /// Print a shell completion script
+///
+/// Exit codes: 0 success, 1 the output can't be written, 2 invalid arguments or input.
 #[derive(Debug, Args)]
 #[command(after_help = COMPLETION_EXAMPLES)]
 struct CompletionArguments {
@@ -175,11 +175,11 @@ fn run_completion(arguments: &CompletionArguments) -> Result<CommandOutput, Comm
 const VERSION_EXAMPLES: &str = "\
 Examples:
   detour version
-  detour version -o json
-
-Exit codes: 0 success, 1 the output can't be written, 2 invalid arguments or input.";
+  detour version -o json";
 
 /// Print the version of detour and the CNI versions that it supports
+///
+/// Exit codes: 0 success, 1 the output can't be written, 2 invalid arguments or input.
 #[derive(Debug, Args)]
 #[command(after_help = VERSION_EXAMPLES)]
 struct VersionArguments {
@@ -235,7 +235,8 @@ mod tests {
                 footer.starts_with("Examples:\n") && footer.contains(&format!("detour {name}")),
                 "{name}: {footer}"
             );
-            let codes = footer.rsplit_once("\n\nExit codes: 0 ").map(|(_, codes)| codes).unwrap_or_default();
+            let help = own.clone().render_long_help().to_string();
+            let codes = help.rsplit_once("\n\nExit codes: 0 ").map(|(_, codes)| codes).unwrap_or_default();
             let codes = codes.replace('\n', " ");
             assert!(codes.contains(", 1 ") && codes.contains(", 2 invalid arguments or input."), "{name}: {footer}");
         }

@@ -2,8 +2,8 @@
 //! state.
 
 use super::{check_error, check_printed, sections};
-use crate::agent::nri::NriReport;
 use crate::agent::nri::session::{REGISTRATION_TIMEOUT, Session};
+use crate::agent::nri::{NriReport, Stage};
 use crate::cni::{CniCommand, version};
 use crate::delegate::process::ChildExit;
 use crate::delegate::{convert, parse};
@@ -51,7 +51,7 @@ pub(super) fn session(input: &[u8]) {
                     biased;
                     Some(report) = received.recv() => reports.push(match report {
                         // The sender is dropped, which answers the call.
-                        NriReport::Start(pod, container, _) => format!("start {pod:?} {container:?}"),
+                        NriReport::Container(Stage::Start(_), container) => format!("start {container:?}"),
                         other => format!("{other:?}"),
                     }),
                     Err(cause) = &mut serve => break cause,

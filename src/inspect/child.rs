@@ -1,27 +1,17 @@
 //! Runs programs of this machine for their output: `journalctl`, the installed program and `kubectl`.
 
 use std::io::Read;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What a program printed until it ended, each stream cut behind the limit.
-#[derive(Debug, PartialEq, Eq)]
-pub struct ProgramOutput {
-    /// Its stdout.
-    pub stdout: Vec<u8>,
-    /// Its stderr.
-    pub stderr: Vec<u8>,
-    /// How it ended; with SIGPIPE if its output was cut.
-    pub status: ExitStatus,
-}
-
-/// Runs a program until `timeout`, and reads at most `limit` bytes and one more of each stream.
+/// Runs a program until `timeout`, and reads at most `limit` bytes and one more of each stream. If its output was cut, it
+/// may have ended with SIGPIPE.
 ///
 /// # Errors
 /// The program can't be started, its output can't be read, or it does not end in time.
-pub fn run_program(command: &mut Command, limit: u64, timeout: Duration) -> Result<ProgramOutput, String> {
+pub fn run_program(command: &mut Command, limit: u64, timeout: Duration) -> Result<Output, String> {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.map_err(|why| format!("can't start the program: {why}"))?;
     let (sender, receiver) = channel();
@@ -51,7 +41,7 @@ pub fn run_program(command: &mut Command, limit: u64, timeout: Duration) -> Resu
     let status = child.wait().map_err(|why| format!("can't wait for the program: {why}"))?;
     read?;
     let [stdout, stderr] = streams;
-    Ok(ProgramOutput { stdout, stderr, status })
+    Ok(Output { status, stdout, stderr })
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ mod trace;
 mod validate;
 
 pub use crate::cni::configuration;
-pub use child::{ProgramOutput, run_program};
+pub use child::run_program;
 pub use elements::{ContainerSender, ContainerSets, ElementLine};
 pub use explain::{
     ExcludedContainer, ExcludedPart, ExcludedTraffic, ExplainedGuard, Explanation, InitContainer, NetworkReport, Proxy,

@@ -2,11 +2,12 @@
 
 mod sandbox;
 
-use super::inputs::SavedInputs;
+use super::inputs::{AddInputs, SavedInputs};
 use crate::cni::{Code, Error, Request, at_most};
 use crate::firewall::rule::Family;
 use crate::firewall::{CreatedTables, MAX_RULES, RuleFormat, Ruleset, max_rules};
 use crate::netns::{Fixtures, NetNs, NetnsId, Routing};
+use crate::pod::PodRef;
 use crate::policy::{
     ContainerExclusion, Contradiction, DnsCapture, Interception, InterceptionMode, Ipv6, Policy, Redirect,
 };
@@ -245,7 +246,7 @@ impl SandboxRecords {
 pub(super) struct RecordPart {
     pub(super) policy: PolicyPart,
     netns_id: Option<NetnsId>,
-    pub(super) inputs: Option<SavedInputs>,
+    inputs: Option<SavedInputs>,
 }
 
 #[derive(Deserialize)]
@@ -255,17 +256,19 @@ pub(super) struct PolicyPart {
 }
 
 impl RecordPart {
-    /// Reads the records of a pod sandbox, without those of an earlier network namespace, and what they share.
+    /// Reads the records of a pod sandbox, without those of an earlier network namespace, what they share, and the pod, if
+    /// the inputs of an ADD are recorded.
     ///
     /// # Errors
     /// A record is damaged, or can't be read now.
-    pub(super) fn read_all(store: &Store, container_id: &str) -> Result<(SandboxRecord, Vec<Self>), Error> {
-        let shared = SandboxRecord::find(store, container_id)?.unwrap_or_default();
-        let attachments = store.attachments_of(container_id)?;
+    pub(super) fn read_all(store: &Store, id: &str) -> Result<(SandboxRecord, Vec<Self>, Option<PodRef>), Error> {
+        let shared = SandboxRecord::find(store, id)?.unwrap_or_default();
+        let attachments = store.attachments_of(id)?;
         let parts = attachments.iter().filter_map(|attachment| store.read_part(attachment).transpose());
         let mut parts: Vec<Self> = parts.collect::<Result<_, _>>()?;
         parts.retain(|part| part.netns_id.is_none() || part.netns_id == shared.netns_id);
-        Ok((shared, parts))
+        let pod = parts.iter().find_map(|part| AddInputs::read(part.inputs.as_ref()?)).map(|inputs| inputs.pod);
+        Ok((shared, parts, pod))
     }
 }
 

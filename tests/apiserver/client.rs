@@ -80,8 +80,7 @@ impl Client {
 
     /// Replaces a part of an object's status.
     pub(crate) fn merge_status(&self, object: &Value, part: &Value) -> Result<Value, Refused> {
-        let name = object["metadata"]["name"].as_str().expect("a name");
-        self.run(self.api(object).patch_status(name, &PatchParams::default(), &Patch::Merge(part)))
+        self.merge_subresource(object, "status", part)
     }
 
     /// Replaces a part of a subresource of an object.

@@ -4,14 +4,14 @@
 use crate::control_plane::ControlPlane;
 use crate::node::{events, meshed_pod, on_a_node};
 use crate::shipped::{chart, cluster_with};
+use crate::support::called::start;
 use crate::support::netns_pod::Pod;
 use crate::support::program::built;
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
-use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 const CHAIN: &str = "run/multus/cni/net.d/vendor-cni-chain";
 const BIN: &str = "/var/lib/cni/bin";
@@ -59,18 +59,13 @@ fn multus(verb: &str, sandbox: &Pod, pod: &Value) {
         sandbox.container_id,
         key("uid"),
     );
-    let mut process = Command::new(Path::new(BIN).join("multus"))
+    let mut command = Command::new(Path::new(BIN).join("multus"));
+    command
         .env_clear()
         .envs([("CNI_COMMAND", verb), ("CNI_CONTAINERID", &sandbox.container_id), ("CNI_IFNAME", "eth0")])
         .envs([("CNI_PATH", BIN), ("CNI_ARGS", &arguments), ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")])
-        .env("CNI_NETNS", sandbox.netns())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it starts");
-    process.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes()).expect("it reads");
-    let output = process.wait_with_output().expect("it ends");
+        .env("CNI_NETNS", sandbox.netns());
+    let output = start(&mut command, &conf.to_string()).wait_with_output().expect("it ends");
     assert!(output.status.success(), "{verb}: {output:?}");
 }
 

@@ -59,17 +59,14 @@ fn it_is_on_by_default_only_for_a_release_that_redirects() {
     assert_eq!(own_list(&without_multus).as_deref(), Some("false"));
 }
 
+/// apiserver/releases/upgrade has the whole notes of both platforms.
 #[test]
 fn the_notes_tell_which_list_the_runtime_uses() {
-    let own = notes(&json!({}));
-    assert!(own.contains("writes /etc/cni/net.d/00-detour.conflist, a copy of the cluster network's"), "{own}");
     let edited = notes(&nested("cni.ownList", json!(false)));
     assert!(edited.contains("edits the cluster network's configuration list in /etc/cni/net.d."), "{edited}");
     assert!(edited.contains("set\ncni.ownList=true"), "{edited}");
     let exclusions = notes(&chain(json!([{"type": "uid-exclude"}])));
     assert!(exclusions.contains("edits the cluster") && !exclusions.contains("cni.ownList"), "{exclusions}");
-    let multus = notes(&nested("global.platform", json!("openshift")));
-    assert!(!multus.contains("configuration list") && multus.contains("default/istio-cni"), "{multus}");
     let chain = merged(&nested("global.platform", json!("openshift")), &nested("cni.multusChain", json!("/run/chain")));
     let chain = notes(&chain);
     assert!(

@@ -4,13 +4,11 @@
 use crate::attachment::{Attachment, Facts, Slot};
 use crate::node::on_a_node;
 use crate::pod::Pod;
-use std::io::Write as _;
+use crate::support::called::start;
+use crate::support::wait::until;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, Output};
 
-const DEADLINE: Duration = Duration::from_secs(60);
 const RUNS: usize = 4;
 
 /// Starts the reference plugin, as containerd does.
@@ -23,11 +21,7 @@ fn start_loopback(pod: &Pod) -> Child {
         ("CNI_IFNAME", "lo"),
         ("CNI_PATH", "/usr/lib/cni"),
     ]);
-    let (reader, mut writer) = std::io::pipe().expect("a pipe");
-    let configuration = br#"{ "cniVersion": "0.3.1", "name": "cni-loopback", "type": "loopback" }"#;
-    writer.write_all(configuration).expect("it fits into the pipe");
-    drop(writer);
-    command.stdin(reader).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the loopback plugin is needed")
+    start(&mut command, r#"{ "cniVersion": "0.3.1", "name": "cni-loopback", "type": "loopback" }"#)
 }
 
 fn ended(call: Child) -> Output {
@@ -37,11 +31,7 @@ fn ended(call: Child) -> Output {
 /// Waits until the call has ended, or has recorded what it is about to add.
 fn wait_until_recorded(call: &mut Child, pod: &Pod) {
     let records = Path::new("/run/detour/attachments").join(&pod.container_id);
-    let deadline = Instant::now() + DEADLINE;
-    while !records.exists() && call.try_wait().expect("it is a child").is_none() {
-        assert!(Instant::now() < deadline, "no record");
-        thread::yield_now();
-    }
+    until("a record", || records.exists() || call.try_wait().expect("it is a child").is_some());
 }
 
 fn has_proxy_address(pod: &Pod) -> bool {

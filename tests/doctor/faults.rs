@@ -4,7 +4,7 @@
 use crate::api::{PROXY, event, token};
 use crate::compare;
 use crate::programs::OLDER;
-use crate::scene::{BIN, CONF, KUBECONFIG, POD, Plan, Scene, line, scene};
+use crate::scene::{BIN, CONF, KUBECONFIG, POD, Plan, Scene, scene};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -272,34 +272,26 @@ fn a_plain_attachment_is_no_entry_of_the_cluster_networks_list() {
 }
 
 #[test]
-fn a_missing_executable_and_an_unknown_group_make_a_configuration_invalid() {
-    let found = |entry: &Value| {
-        scene(Plan::new(), |scene| {
+fn a_chain_that_an_add_would_reject_makes_a_configuration_invalid() {
+    let redirect = |on: bool| json!({"type": "istio-redirect", "drop_invalid": on});
+    for (blocks, expected) in [
+        (vec![json!({"type": "exclude-backup"})], None),
+        (vec![json!({"type": "exclude-backups"})], Some("chain[3].type: \"exclude-backups\" is not a sub-plugin, and")),
+        (
+            vec![json!({"type": "istio-redirect", "owner_groups_include": ["no-such-group"]})],
+            Some("chain[3].owner_groups_include: invalid value"),
+        ),
+        (vec![redirect(true), redirect(false)], Some(" contradict each other")),
+    ] {
+        let (outcome, text) = scene(Plan::new(), |scene| {
             scene.write("etc/group", "root:x:0:\n");
             scene.write("var/lib/cni/bin/exclude-backup", "");
-            edit(scene, |conf| conf["chain"].as_array_mut().expect("an array").push(entry.clone()));
+            edit(scene, |conf| conf["chain"].as_array_mut().expect("an array").extend(blocks));
             lines(&scene.report(&[]))["configuration-valid"].clone()
-        })
-    };
-    assert_eq!(found(&json!({"type": "exclude-backup"})).0, "pass");
-    let (outcome, text) = found(&json!({"type": "exclude-backups"}));
-    assert!(
-        outcome == "fail" && text.contains("chain[3].type: \"exclude-backups\" is not a sub-plugin, and"),
-        "{text}"
-    );
-    let (outcome, text) = found(&json!({"type": "istio-redirect", "owner_groups_include": ["no-such-group"]}));
-    assert!(outcome == "fail" && text.contains("chain[3].owner_groups_include: invalid value"), "{text}");
-}
-
-#[test]
-fn blocks_that_contradict_each_other_are_named() {
-    let report = scene(Plan::new(), |scene| {
-        let block = |on: bool| json!({"type": "istio-redirect", "drop_invalid": on});
-        edit(scene, |conf| conf["chain"] = json!([block(true), block(false)]));
-        scene.report(&[])
-    });
-    let (outcome, found, _) = line(&report, "configuration-valid");
-    assert!(outcome == "fail" && found.contains("chain[0] and chain[1] contradict each other"), "{found}");
+        });
+        assert_eq!(outcome, if expected.is_some() { "fail" } else { "pass" }, "{text}");
+        assert!(text.contains(expected.unwrap_or_default()), "{text}");
+    }
 }
 
 /// The installation record names the entry of detour; the others are those of other tools.

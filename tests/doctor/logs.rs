@@ -119,22 +119,6 @@ fn without_journalctl_or_entries_the_line_shows_what_to_run() {
     });
 }
 
-#[test]
-fn the_documentation_lists_every_unit() {
-    let read = |path: &str| fs::read_to_string(format!("{}/{path}", env!("CARGO_MANIFEST_DIR"))).expect("readable");
-    let docs = read("docs/troubleshoot.md");
-    let (_, section) = docs.split_once("\n## Logs\n").expect("a section");
-    let section = section.split("\n## ").next().expect("one at least");
-    scene(Plan::new(), |scene| {
-        record(scene, &[], &[]);
-        let (_, found, _) = checked(scene, &[]);
-        let (_, units) = found.split_once(" of the units ").expect("units");
-        for unit in units.split(", ") {
-            assert!(section.contains(&format!("`{unit}`")), "docs/troubleshoot.md: {unit}");
-        }
-    });
-}
-
 /// Events, logs and rules hold text of a pod's author or of a process in the pod.
 #[test]
 fn terminals_do_not_act_on_text_of_others_and_no_secret_is_shown() {

@@ -285,32 +285,24 @@ fn an_endless_stdin_is_read_up_to_the_limit() {
     }
 }
 
+/// The plugin also relays the stderr of a delegate.
 #[test]
 fn a_full_stderr_does_not_delay_the_answer() {
-    let (_reader, writer) = full_pipe();
-    let mut process = call("ADD").stderr(writer).spawn().expect("it starts");
-    process.stdin.take().expect("a pipe").write_all(conf().as_bytes()).expect("written");
-    assert!(end(&mut process).0.success());
-    let mut answer = String::new();
-    process.stdout.take().expect("a pipe").read_to_string(&mut answer).expect("text");
-    assert_eq!(answer, "{\"cniVersion\":\"1.1.0\"}\n");
-}
-
-#[test]
-fn relaying_stderr_of_a_delegate_does_not_delay_the_answer() {
     let directory = Directory::new("noisy");
-    let program = directory.join("noisy");
-    write_executable(
-        &program,
-        "#!/bin/sh\ni=0\nwhile [ $i -lt 3000 ]; do echo \"line $i of many, many others\" >&2; i=$((i+1)); done\n",
-    );
-    let mut conf: Value = serde_json::from_str(&conf()).expect("JSON");
-    conf["chain"] = json!([{"type": "noisy"}]);
-    let (_reader, writer) = full_pipe();
-    let mut process = call("ADD").env("CNI_PATH", &*directory).stderr(writer).spawn().expect("it starts");
-    process.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes()).expect("written");
-    let (status, _) = end(&mut process);
-    assert!(status.success(), "{:?}", error(&mut process));
+    let text =
+        "#!/bin/sh\ni=0\nwhile [ $i -lt 3000 ]; do echo \"line $i of many, many others\" >&2; i=$((i+1)); done\n";
+    write_executable(&directory.join("noisy"), text);
+    for chain in [json!([]), json!([{"type": "noisy"}])] {
+        let mut conf: Value = serde_json::from_str(&conf()).expect("JSON");
+        conf["chain"] = chain;
+        let (_reader, writer) = full_pipe();
+        let mut process = call("ADD").env("CNI_PATH", &*directory).stderr(writer).spawn().expect("it starts");
+        process.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes()).expect("written");
+        assert!(end(&mut process).0.success());
+        let mut answer = String::new();
+        process.stdout.take().expect("a pipe").read_to_string(&mut answer).expect("text");
+        assert_eq!(answer, "{\"cniVersion\":\"1.1.0\"}\n");
+    }
 }
 
 /// Set in the process that panics, which ends it.

@@ -103,30 +103,33 @@ fn gc(node: &Node, conf: &Value, valid: &Value) {
 
 #[test]
 fn gc_removes_pods_that_the_runtime_no_longer_has() {
-    let (node, conf) = added(&json!({}));
+    // A network of its own: GC removes the attachments that other tests have in this one.
+    let (node, conf) = added(&json!({"name": "gc"}));
+    let file = node.state_file().with_file_name("gc@eth0.json");
     let valid = json!([{"containerID": node.pod.name, "ifname": "eth0"}]);
     gc(&node, &conf, &valid);
     assert_eq!(node.recorders.order()[2..], ["GC default"]);
     assert_eq!(node.recorders.seen()[2].stdin["cni.dev/valid-attachments"], valid);
-    assert!(node.state_file().exists());
+    assert!(file.exists());
     gc(&node, &conf, &json!([]));
     assert_eq!(node.recorders.order()[3..], ["DEL a", "DEL default", "GC default"]);
     let del = &node.recorders.seen()[3];
     assert_eq!(del.environment["CNI_NETNS"], node.pod.netns().display().to_string());
     assert_eq!(del.environment["CNI_CONTAINERID"], node.pod.name);
-    assert!(!node.has_saved_state());
+    assert!(!file.exists() && !node.has_saved_state());
 }
 
 /// The kernel gives the identity of a namespace that is gone to a new one, here with the path of the old one.
 #[test]
 fn a_late_del_or_gc_of_an_earlier_pod_leaves_the_network_namespace_of_the_new_one() {
-    let (node, conf) = added(&json!({}));
+    let (node, conf) = added(&json!({"name": "late"}));
+    let file = node.state_file().with_file_name("late@eth0.json");
     let valid = json!([{"containerID": node.pod.name, "ifname": "eth0"}]);
     for late in ["DEL", "GC"] {
         let before = node.recorders.seen().len();
         let earlier = node.dir.join("state/earlier");
         fs::create_dir(&earlier).expect("writable");
-        fs::copy(node.state_file(), earlier.join("primary@eth0.json")).expect("copied");
+        fs::copy(&file, earlier.join("late@eth0.json")).expect("copied");
         if late == "GC" {
             gc(&node, &conf, &valid);
         } else {
@@ -139,7 +142,7 @@ fn a_late_del_or_gc_of_an_earlier_pod_leaves_the_network_namespace_of_the_new_on
         let dels: Vec<_> = seen[before..].iter().filter(|seen| seen.command == "DEL").collect();
         assert_eq!(dels.len(), 2, "{late}");
         assert!(dels.iter().all(|del| del.environment["CNI_NETNS"].is_empty()), "{late}");
-        assert!(!earlier.exists() && node.state_file().exists(), "{late}");
+        assert!(!earlier.exists() && file.exists(), "{late}");
     }
     node.done("DEL", &conf);
     let last = node.recorders.seen().pop().expect("called");

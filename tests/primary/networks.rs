@@ -2,6 +2,7 @@
 //! plugin: the node's keys apply in this process and in plugins that it starts.
 
 use crate::node::{Node, annotations, istio_cni, made};
+use crate::pod::with;
 use crate::recorders::add_prints;
 use nix::unistd::{Uid, chown};
 use serde_json::{Value, json};
@@ -130,9 +131,7 @@ fn node() -> Node {
 }
 
 fn conf(node: &Node, more: &Value) -> Value {
-    let mut conf = node.recording(&json!({"namespaceIsolation": true, "delegate_timeout_seconds": 50}));
-    conf.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-    conf
+    with(node.recording(&json!({"namespaceIsolation": true, "delegate_timeout_seconds": 50})), more)
 }
 
 /// Returns the node's keys as an attacker would set them.
@@ -229,7 +228,7 @@ fn pins_and_bounds_apply_to_definitions() {
         json!({"outbound_ip_ranges_exclude": "*"}),
         json!({"proxy_uid": [0, 1000]}),
     ] {
-        let block = crate::pod::with(json!({"type": "istio-redirect"}), &evil);
+        let block = with(json!({"type": "istio-redirect"}), &evil);
         node.definition("shop", "mesh", &json!({"type": "detour", "chain": [block]}));
         let log = node.call("ADD", &conf).stderr;
         assert!(log.contains("ignored keys: chain[0] (istio-redirect is pinned)"), "{log}");

@@ -1,6 +1,6 @@
 //! A node with one pod: plugins, manifests, and the configuration of the primary plugin.
 
-use crate::pod::{Pod, call};
+use crate::pod::{Pod, call, with};
 use crate::recorders::{Recorders, add_prints};
 use crate::support::called::Called;
 use crate::support::directory::Directory;
@@ -61,13 +61,12 @@ impl Node {
 
     /// Returns the configuration with this default network.
     pub(crate) fn conf(&self, default: &Value, more: &Value) -> Value {
-        let mut conf = json!({
+        let conf = json!({
             "cniVersion": "1.1.0", "name": "primary", "type": "detour", "delegates": [default],
             "cniDir": self.dir.join("state"), "binDir": self.recorders.bin(),
             "kubernetes": {"manifests_dir": self.dir.join("manifests")},
         });
-        conf.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-        conf
+        with(conf, more)
     }
 
     /// Returns the configuration with the recorder `default` as default network.

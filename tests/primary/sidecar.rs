@@ -2,7 +2,7 @@
 //! undone in reverse order; the node agent's own pod starts without facts, because it provides them.
 
 use crate::node::{Node, istio_cni, made, pod_object};
-use crate::pod::call;
+use crate::pod::{call, with};
 use crate::recorders::{Recorders, add_prints, fails};
 use crate::server::{Answer, Server};
 use crate::support::api::kubeconfig_of;
@@ -203,14 +203,13 @@ fn conf(node: &Node, more: &Value) -> Value {
     fs::create_dir_all(&conf_dir).expect("made");
     fs::write(conf_dir.join("cluster.conf"), r#"{"cniVersion":"1.0.0","name":"cluster","type":"default"}"#)
         .expect("written");
-    let mut conf = json!({
+    let conf = json!({
         "cniVersion": "1.1.0", "name": "primary", "type": "detour", "clusterNetwork": "cluster", "confDir": conf_dir,
         "cniDir": node.dir.join("state"), "binDir": node.recorders.bin(), "defaultNetworks": ["audit"],
         "chain": [{"type": "istio-redirect"}],
         "kubernetes": {"agent_namespace": "mesh", "kubeconfig": node.dir.join("absent"), "timeout_seconds": 1},
     });
-    conf.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-    conf
+    with(conf, more)
 }
 
 #[test]

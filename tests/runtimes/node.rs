@@ -1,6 +1,7 @@
 //! A node with a real container runtime, and the kubelet's requests to the runtime.
 
 use crate::support::control_groups::remove_groups;
+pub(crate) use crate::support::wait::{DEADLINE, until};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fs;
@@ -11,9 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
 
-const DEADLINE: Duration = Duration::from_secs(60);
 /// The TCP port of the destination on the node, and that of DNS.
 const DESTINATION: [&str; 2] = ["8000", "53"];
 
@@ -184,16 +183,6 @@ fn boot(runtime: Runtime, directory: &Path) -> (Child, Cri) {
 pub(crate) fn tools() -> PathBuf {
     let usual = || Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
     std::env::var_os("TOOLS").map_or_else(usual, PathBuf::from)
-}
-
-/// Waits until the condition is true.
-#[track_caller]
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "after {DEADLINE:?}, still not: {what}");
-        thread::park_timeout(Duration::from_millis(5));
-    }
 }
 
 impl Drop for Node {

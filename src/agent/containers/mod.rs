@@ -1,21 +1,21 @@
 //! Excluded containers of the node's pods: their traffic bypasses the sidecar from their first instruction until they
-//! exit. One task owns the state of all pod sandboxes (`sandbox`). The steps of a check read saved state and change the sets
-//! in the pod's network namespace. They block, so they run in the agent's pool of threads.
+//! exit. One task owns the state of all pod sandboxes (`sandbox`). Checks read saved state and change the sets in the pod's
+//! network namespace. They block, so they run in the agent's pool of threads.
 
 mod sandbox;
 
 use super::install::NodeFiles;
 use super::metrics::Metrics;
-use super::nri::{self, NriContainer, NriPod, NriReport};
+use super::nri::{self, NriContainer, NriReport, Stage};
 use super::pod_reports::PodReports;
 use crate::cluster::agent::ContainersStatus;
 use crate::host_path::{HostPath, HostRoot};
 use crate::pod::PodRef;
 use crate::state::{ROOT, Store};
-use sandbox::{Done, Sandbox, Tools};
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use sandbox::{Check, Connection, Sandbox, Tools, modified};
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::take;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot};
@@ -26,8 +26,6 @@ use tokio::time::sleep;
 const SCAN_INTERVAL: Duration = Duration::from_millis(500);
 /// The limit of checks, beyond which only those start for which the runtime waits.
 const MAX_CHECKS: usize = 24;
-/// The time without a registration after which the agent reports captures: a restarting runtime returns earlier.
-const GRACE: Duration = Duration::from_secs(2);
 /// The limit of the runtime's reports, and that of questions, that wait for the task.
 const MAX_WAITING: usize = 64;
 
@@ -38,22 +36,13 @@ type Question = (String, oneshot::Sender<ContainersStatus>);
 #[derive(Debug, Clone)]
 pub(super) struct ExcludedContainers(mpsc::Sender<Question>);
 
-/// The connection to the runtime.
-enum Connection {
-    /// `why` is `None` until the first attempt to connect ends.
-    Disconnected { why: Option<String>, since: Instant },
-    /// Name and version of the runtime. All running containers are known.
-    Registered(String),
-}
-
 /// The state of the task.
 struct Task {
     tools: Arc<Tools>,
     nri_socket: HostPath,
     sandboxes: BTreeMap<String, Sandbox>,
     connection: Connection,
-    /// The running steps of checks, each with the ID of its sandbox.
-    checks: JoinSet<(String, Done)>,
+    checks: JoinSet<Check>,
 }
 
 impl ExcludedContainers {
@@ -72,14 +61,7 @@ impl ExcludedContainers {
         let path = node.reach(nri_socket).map_err(|error| error.to_string())?;
         let (sender, questions) = mpsc::channel(MAX_WAITING);
         let tools = Tools { root: HostRoot::new(node.root()), metrics: metrics.clone(), reports, damaged };
-        let task = Task {
-            tools: Arc::new(tools),
-            nri_socket: nri_socket.clone(),
-            sandboxes: BTreeMap::new(),
-            connection: Connection::Disconnected { why: None, since: Instant::now() },
-            checks: JoinSet::new(),
-        };
-        spawn_local(task.run(path, questions));
+        spawn_local(Task::new(tools, nri_socket.clone()).run(path, questions));
         Ok(Self(sender))
     }
 
@@ -93,6 +75,12 @@ impl ExcludedContainers {
 }
 
 impl Task {
+    fn new(tools: Tools, nri_socket: HostPath) -> Self {
+        let connection = Connection::Disconnected { why: None, since: Instant::now() };
+        let (tools, sandboxes, checks) = (Arc::new(tools), BTreeMap::new(), JoinSet::new());
+        Self { tools, nri_socket, sandboxes, connection, checks }
+    }
+
     /// Registers at the runtime's socket, which this process reaches at `socket`, and runs until no question can come.
     async fn run(mut self, socket: PathBuf, mut questions: mpsc::Receiver<Question>) {
         self.tools.metrics.set("nri_registered", [], false);
@@ -101,9 +89,9 @@ impl Task {
         tokio::pin!(connect, scanned);
         loop {
             tokio::select! {
-                () = &mut connect => return,
+                never = &mut connect => match never {},
                 Some(report) = reports.recv() => self.handle(report),
-                Some(Ok((id, done))) = self.checks.join_next() => self.finish(id, done),
+                Some(Ok(check)) = self.checks.join_next() => self.finish(check),
                 question = questions.recv() => match question {
                     Some(question) => self.answer(question),
                     None => return,
@@ -113,23 +101,16 @@ impl Task {
                     self.tick(found);
                 }
             }
-            self.proceed();
+            self.begin_checks();
         }
     }
 
-    fn is_registered(&self) -> bool {
-        matches!(self.connection, Connection::Registered(_))
-    }
-
-    /// Returns the sandbox of a pod, which is added if it is new.
-    fn of_pod(&mut self, NriPod { id, namespace, name, uid }: NriPod) -> &mut Sandbox {
-        let sandbox = known(&mut self.sandboxes, &id);
-        sandbox.pod = Some(PodRef { namespace, name, uid: (!uid.is_empty()).then_some(uid) });
-        sandbox
+    /// Returns the sandbox with this ID, which is added if it is new.
+    fn sandbox(&mut self, id: &str) -> &mut Sandbox {
+        self.sandboxes.entry(id.to_owned()).or_insert_with(|| Sandbox::new(id))
     }
 
     fn handle(&mut self, report: NriReport) {
-        let tools = Arc::clone(&self.tools);
         match report {
             NriReport::Disconnected(why) => {
                 tracing::warn!(why, "not registered at the container runtime: excluded containers start captured");
@@ -139,15 +120,12 @@ impl Task {
                 };
                 self.set(Connection::Disconnected { why: Some(why), since });
             }
-            NriReport::Registered { runtime, version, pods, containers } => {
-                tracing::info!(socket = %self.nri_socket, runtime, version, "registered at the container runtime");
-                self.set(Connection::Registered(format!("{runtime} {version}")));
-                self.synchronize(pods, containers);
+            NriReport::Registered { runtime, running } => {
+                tracing::info!(socket = %self.nri_socket, runtime, "registered at the container runtime");
+                self.synchronize(running);
+                self.set(Connection::Registered(runtime));
             }
-            NriReport::Start(pod, container, answer) => self.of_pod(pod).start(container, answer, &tools),
-            NriReport::Started(pod, container) => self.of_pod(pod).started(container),
-            NriReport::Stopped(pod, container) => self.of_pod(pod).stopped(&container),
-            NriReport::Removed(pod, container) => self.of_pod(pod).removed(container),
+            NriReport::Container(stage, container) => self.sandbox(&container.pod_id).set_stage(stage, container),
         }
     }
 
@@ -155,22 +133,16 @@ impl Task {
     /// containers are known.
     fn set(&mut self, connection: Connection) {
         self.connection = connection;
-        self.tools.metrics.set("nri_registered", [], self.is_registered());
+        self.tools.metrics.set("nri_registered", [], matches!(self.connection, Connection::Registered(_)));
         self.sandboxes.values_mut().for_each(Sandbox::wake);
     }
 
-    /// Replaces all containers by those that the runtime lists and that run. An element without a container is removed.
-    fn synchronize(&mut self, pods: Vec<NriPod>, containers: Vec<NriContainer>) {
-        for pod in pods {
-            self.of_pod(pod);
-        }
-        let mut listed = BTreeMap::<String, Vec<NriContainer>>::new();
-        for container in containers.into_iter().filter(|container| container.running) {
-            known(&mut self.sandboxes, &container.pod_id);
-            listed.entry(container.pod_id.clone()).or_default().push(container);
-        }
-        for (id, sandbox) in &mut self.sandboxes {
-            sandbox.listed(listed.remove(id).unwrap_or_default());
+    /// Replaces all containers by these. An element without a container is removed.
+    fn synchronize(&mut self, running: Vec<NriContainer>) {
+        let ids: BTreeSet<String> = running.iter().map(|container| container.id.clone()).collect();
+        self.sandboxes.values_mut().for_each(|sandbox| sandbox.retain(&ids));
+        for container in running {
+            self.sandbox(&container.pod_id).set_stage(Stage::Started, container);
         }
     }
 
@@ -191,57 +163,39 @@ impl Task {
         let _ = answer.send(status);
     }
 
-    /// Compares the saved state with the changes that were found, and reports that the agent is not registered for long.
+    /// Compares the saved state with the changes that were found, and reports late checks.
     fn tick(&mut self, found: Option<BTreeMap<String, SystemTime>>) {
         if let Some(mut found) = found {
             for id in found.keys() {
-                known(&mut self.sandboxes, id);
+                self.sandbox(id);
             }
             for (id, sandbox) in &mut self.sandboxes {
                 sandbox.scanned(found.remove(id));
             }
         }
-        let disconnected = match &self.connection {
-            Connection::Disconnected { why: Some(why), since } if since.elapsed() >= GRACE => Some((*since, why)),
-            _ => None,
-        };
-        for sandbox in self.sandboxes.values_mut() {
-            match disconnected.filter(|_| sandbox.checking.is_none()) {
-                Some((since, why)) => sandbox.report_disconnection(since, why, &self.tools),
-                None => sandbox.report_late(&self.tools),
-            }
-        }
+        self.sandboxes.values_mut().for_each(|sandbox| sandbox.report_late(&self.tools));
     }
 
     /// Starts the checks that are due, and removes unused sandboxes.
-    fn proceed(&mut self) {
-        let now = Instant::now();
+    fn begin_checks(&mut self) {
+        let is_complete = matches!(self.connection, Connection::Registered(_));
         for sandbox in self.sandboxes.values_mut().filter(|sandbox| sandbox.checking.is_none()) {
-            if sandbox.is_awaited() || sandbox.is_due(now) && self.checks.len() < MAX_CHECKS {
-                let (id, step) = (sandbox.id.clone(), sandbox.begin(Arc::clone(&self.tools)));
-                self.checks.spawn_blocking(move || (id, step()));
+            if sandbox.is_due(self.checks.len() < MAX_CHECKS) {
+                let (check, tools) = (sandbox.begin(is_complete), Arc::clone(&self.tools));
+                self.checks.spawn_blocking(move || check.run(&tools.root));
             }
         }
         self.sandboxes.retain(|_, sandbox| !sandbox.is_unused());
     }
 
-    /// Continues or ends a check.
-    fn finish(&mut self, id: String, done: Done) {
-        let is_complete = self.is_registered();
+    /// Ends a check.
+    fn finish(&mut self, check: Check) {
+        let id = check.sandbox_id.clone();
         let Some(sandbox) = self.sandboxes.get_mut(&id) else { return };
-        match sandbox.proceed(done, is_complete, &self.tools) {
-            Some(step) => drop(self.checks.spawn_blocking(move || (id, step()))),
-            None => {
-                let questions = std::mem::take(&mut sandbox.questions);
-                questions.into_iter().for_each(|question| self.answer((id.clone(), question)));
-            }
-        }
+        sandbox.end(check, &self.connection, &self.tools);
+        let questions = take(&mut sandbox.questions);
+        questions.into_iter().for_each(|question| self.answer((id.clone(), question)));
     }
-}
-
-/// Returns the sandbox with this ID, which is added if it is new.
-fn known<'a>(sandboxes: &'a mut BTreeMap<String, Sandbox>, id: &str) -> &'a mut Sandbox {
-    sandboxes.entry(id.to_owned()).or_insert_with(|| Sandbox::new(id))
 }
 
 /// Returns the sandboxes with saved state, each with the time of its last change; `None` if they can't be read.
@@ -251,7 +205,6 @@ async fn scan_after(pause: Duration) -> Option<BTreeMap<String, SystemTime>> {
         // The plugin's calls report it if they can't use this directory either.
         let ids = Store::new(ROOT).sandboxes().inspect_err(|error| tracing::debug!("{error}")).ok()?;
         // A sandbox may be gone by now.
-        let modified = |id: &String| fs::symlink_metadata(Path::new(ROOT).join(id)).and_then(|it| it.modified()).ok();
         Some(ids.into_iter().filter_map(|id| modified(&id).map(|modified| (id, modified))).collect())
     };
     spawn_blocking(scan).await.ok().flatten()

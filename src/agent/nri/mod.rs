@@ -9,8 +9,9 @@ pub(super) use session::START_TIMEOUT;
 pub use session::run;
 
 use crate::cni::is_identifier;
-use prost::{DecodeError, Message};
+use prost::Message;
 use std::collections::BTreeMap;
+use std::mem::take;
 use tokio::sync::oneshot;
 
 /// What the runtime reports, in the order in which it reports it.
@@ -21,58 +22,56 @@ pub enum NriReport {
     Disconnected(String),
     /// The runtime reports containers from now on.
     Registered {
-        /// The name of the runtime, such as `containerd`.
+        /// Its name and version, such as `containerd v2.2.0`.
         runtime: String,
-        /// Its version.
-        version: String,
-        /// All pods of the node.
-        pods: Vec<NriPod>,
-        /// All containers of the node.
-        containers: Vec<NriContainer>,
+        /// All running containers of the node.
+        running: Vec<NriContainer>,
     },
-    /// A container is about to start: its control group exists. The runtime delays the first instruction until the
-    /// sender is used or dropped, for at most 1 s.
-    Start(NriPod, NriContainer, oneshot::Sender<()>),
-    /// A container has started.
-    Started(NriPod, NriContainer),
-    /// A container stops, or has ended.
-    Stopped(NriPod, NriContainer),
-    /// A container is removed. None of its processes runs.
-    Removed(NriPod, NriContainer),
+    /// A container has reached another stage of its life.
+    Container(Stage, NriContainer),
 }
 
-/// A pod sandbox, as the runtime reports it.
-#[derive(Clone, PartialEq, Eq, prost::Message)]
-pub struct NriPod {
-    /// The ID of the sandbox (`CNI_CONTAINERID`).
-    #[prost(string, tag = "1")]
-    pub id: String,
-    /// The pod's name.
-    #[prost(string, tag = "2")]
-    pub name: String,
-    /// The pod's namespace.
-    #[prost(string, tag = "4")]
-    pub namespace: String,
-    /// The pod's UID.
-    #[prost(string, tag = "3")]
-    pub uid: String,
+/// The stages of a container's life.
+#[derive(Debug)]
+pub enum Stage {
+    /// It is about to start: its control group exists. The runtime delays the first instruction until the sender is used
+    /// or dropped, for at most 1 s.
+    Start(oneshot::Sender<()>),
+    /// It has started.
+    Started,
+    /// It stops, or has ended.
+    Stopped,
+    /// It is removed. None of its processes runs.
+    Removed,
 }
 
 /// A container, as the runtime reports it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Message)]
 pub struct NriContainer {
     /// The container's ID.
+    #[prost(string, tag = "1")]
     pub id: String,
-    /// The ID of its pod sandbox.
+    /// The ID of its pod sandbox (`CNI_CONTAINERID`).
+    #[prost(string, tag = "2")]
     pub pod_id: String,
     /// Its name in the pod; empty if the runtime does not report it.
+    #[prost(string, tag = "3")]
     pub name: String,
-    /// Whether it runs. False in [`NriReport::Start`], which precedes its first instruction.
-    pub running: bool,
-    /// Its control group: a path, or `SLICE:PREFIX:NAME` of the systemd driver.
-    pub cgroups_path: String,
+    #[prost(int32, tag = "4")]
+    state: i32,
+    #[prost(btree_map = "string, string", tag = "5")]
+    labels: BTreeMap<String, String>,
+    #[prost(message, optional, tag = "11")]
+    linux: Option<LinuxContainer>,
     /// Its first process; 0 if the runtime does not report it (CRI-O).
+    #[prost(uint32, tag = "12")]
     pub pid: u32,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct LinuxContainer {
+    #[prost(string, tag = "5")]
+    cgroups_path: String,
 }
 
 /// The service of the runtime.
@@ -122,25 +121,14 @@ struct Answer {
     number: i32,
 }
 
-/// The argument of `Synchronize`. The runtime splits a list that exceeds the limit of a message, and sets `more` in each
-/// part except the last one.
+/// The argument of `Synchronize`, and of the methods that report an event of one container. The runtime splits a list that
+/// exceeds the limit of a message, and sets `more` in each part except the last one.
 #[derive(Clone, PartialEq, Message)]
-struct Synchronize {
-    #[prost(message, repeated, tag = "1")]
-    pods: Vec<NriPod>,
+struct Containers {
     #[prost(message, repeated, tag = "2")]
-    containers: Vec<Container>,
+    containers: Vec<NriContainer>,
     #[prost(bool, tag = "3")]
     more: bool,
-}
-
-/// The argument of a method that reports one kind of events.
-#[derive(Clone, PartialEq, Message)]
-struct ContainerEvent {
-    #[prost(message, optional, tag = "1")]
-    pod: Option<NriPod>,
-    #[prost(message, optional, tag = "2")]
-    container: Option<Container>,
 }
 
 /// The argument of `StateChange`, which reports several kinds of events to plugins of NRI before 0.12.
@@ -148,65 +136,49 @@ struct ContainerEvent {
 struct StateChange {
     #[prost(int32, tag = "1")]
     event: i32,
-    #[prost(message, optional, tag = "2")]
-    pod: Option<NriPod>,
     #[prost(message, optional, tag = "3")]
-    container: Option<Container>,
+    container: Option<NriContainer>,
 }
 
-#[derive(Clone, PartialEq, Message)]
-struct Container {
-    #[prost(string, tag = "1")]
-    id: String,
-    #[prost(string, tag = "2")]
-    pod_id: String,
-    #[prost(string, tag = "3")]
-    name: String,
-    #[prost(int32, tag = "4")]
-    state: i32,
-    #[prost(btree_map = "string, string", tag = "5")]
-    labels: BTreeMap<String, String>,
-    #[prost(message, optional, tag = "11")]
-    linux: Option<LinuxContainer>,
-    #[prost(uint32, tag = "12")]
-    pid: u32,
-}
+impl NriContainer {
+    /// Returns its control group: a path, or `SLICE:PREFIX:NAME` of the systemd driver.
+    #[must_use]
+    pub fn cgroups_path(&self) -> &str {
+        self.linux.as_ref().map_or("", |linux| &linux.cgroups_path)
+    }
 
-#[derive(Clone, PartialEq, Eq, Message)]
-struct LinuxContainer {
-    #[prost(string, tag = "5")]
-    cgroups_path: String,
-}
-
-impl From<Container> for NriContainer {
-    fn from(container: Container) -> Self {
-        let Container { id, pod_id, name, state, mut labels, linux, pid } = container;
-        let name = if name.is_empty() { labels.remove(NAME_LABEL).unwrap_or_default() } else { name };
-        let cgroups_path = linux.unwrap_or_default().cgroups_path;
-        Self { id, pod_id, name, running: matches!(state, PAUSED | RUNNING), cgroups_path, pid }
+    /// Returns the container with the name from its label if the field is empty; `None` if an ID is not an identifier:
+    /// IDs become parts of paths.
+    fn checked(mut self) -> Option<Self> {
+        let label = take(&mut self.labels).remove(NAME_LABEL);
+        if self.name.is_empty() {
+            self.name = label.unwrap_or_default();
+        }
+        (is_identifier(&self.id) && is_identifier(&self.pod_id)).then_some(self)
     }
 }
 
-/// Returns the event that a call reports; `None` if the method reports no events. The event is `None` if the plugin did not
-/// subscribe to it, or if an ID is not an identifier: IDs become parts of paths. At a start, the runtime waits for `answer`.
-fn event(method: &str, message: &[u8], answer: oneshot::Sender<()>) -> Option<Result<Option<NriReport>, DecodeError>> {
+/// Returns the event that a call reports; `None` if the method reports no events. The event is `None` if it can't be read,
+/// or if the plugin did not subscribe to it. At a start, the runtime waits for `answer`.
+fn event(method: &str, message: &[u8], answer: oneshot::Sender<()>) -> Option<Option<NriReport>> {
     let own = EVENTS.into_iter().find(|(_, name)| *name == method);
     let decoded = match own {
-        Some(event) => ContainerEvent::decode(message).map(|it| (Some(event), it.pod, it.container)),
-        None if method == "StateChange" => StateChange::decode(message).map(|it| {
-            let event = EVENTS.into_iter().find(|(number, _)| *number == it.event);
-            (event, it.pod, it.container)
-        }),
+        Some(event) => Containers::decode(message).map(|mut it| (Some(event), it.containers.pop())),
+        None if method == "StateChange" => StateChange::decode(message)
+            .map(|it| (EVENTS.into_iter().find(|(number, _)| *number == it.event), it.container)),
         None => return None,
     };
-    Some(decoded.map(|(event, pod, container)| {
-        let (pod, container) = (pod.unwrap_or_default(), NriContainer::from(container.unwrap_or_default()));
-        match event.filter(|_| is_identifier(&pod.id) && is_identifier(&container.id))? {
-            START => Some(NriReport::Start(pod, container, answer)),
-            STARTED => Some(NriReport::Started(pod, container)),
-            STOPPED => Some(NriReport::Stopped(pod, container)),
-            _ => Some(NriReport::Removed(pod, container)),
-        }
+    // With an error as the answer, containerd would not start the container.
+    let log =
+        |error| tracing::warn!(%error, "can't read an event of the container runtime; the container starts captured");
+    Some(decoded.map_err(log).ok().and_then(|(event, container)| {
+        let stage = match event? {
+            START => Stage::Start(answer),
+            STARTED => Stage::Started,
+            STOPPED => Stage::Stopped,
+            _ => Stage::Removed,
+        };
+        Some(NriReport::Container(stage, container?.checked()?))
     }))
 }
 

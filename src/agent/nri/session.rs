@@ -5,24 +5,20 @@ use super::ttrpc::{
     self, Messages, OF_PLUGIN, OF_RUNTIME, REQUEST, RESPONSE, Request, Response, Status, UNIMPLEMENTED, short_text,
 };
 use super::{
-    Answer, Configure, NriContainer, NriPod, NriReport, PLUGIN_SERVICE, RUNTIME_SERVICE, RegisterPlugin, SUBSCRIPTION,
-    Synchronize, event,
+    Answer, Configure, Containers, NriContainer, NriReport, PAUSED, PLUGIN_SERVICE, RUNNING, RUNTIME_SERVICE,
+    RegisterPlugin, SUBSCRIPTION, Stage, event,
 };
-use crate::cni::is_identifier;
 use crate::trusted_file::{check, is_trusted};
 use crate::wait::Backoff;
 use prost::{DecodeError, Message};
 use std::convert::Infallible;
-use std::fs;
 use std::io::ErrorKind;
 use std::mem::take;
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// The name and the index with which the plugin registers. The runtime calls plugins in the order of their indexes.
@@ -44,21 +40,24 @@ const MIN_BACKOFF: Duration = Duration::from_millis(100);
 /// The longest pause, without its random part: containers that start before the registration start captured.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
+/// The cause if the socket does not exist, with the next step.
+const NOT_FOUND: &str =
+    "socket not found; check that the container runtime runs and that its configuration enables NRI";
+
 /// The state of a registration.
 #[derive(Debug)]
 pub(crate) struct Session<'a> {
     reports: &'a mpsc::Sender<NriReport>,
     configuration: Configure,
-    /// The parts of the runtime's list.
-    listed: (Vec<NriPod>, Vec<NriContainer>),
+    /// The running containers from the parts of the runtime's list.
+    running: Vec<NriContainer>,
     /// Whether the runtime has synchronized the plugin, so that it reports events.
-    pub(super) synchronized: bool,
+    synchronized: bool,
 }
 
 impl<'a> Session<'a> {
     pub(crate) fn new(reports: &'a mpsc::Sender<NriReport>) -> Self {
-        let configuration = Configure::default();
-        Self { reports, configuration, listed: (Vec::new(), Vec::new()), synchronized: false }
+        Self { reports, configuration: Configure::default(), running: Vec::new(), synchronized: false }
     }
 
     /// Registers by `deadline`, and answers calls until the connection fails.
@@ -77,21 +76,27 @@ impl<'a> Session<'a> {
         let mut messages = Messages::new(reader);
         loop {
             let message = match self.synchronized {
-                true => messages.next().await?,
+                true => messages.next().await,
                 false => timeout_at(deadline, messages.next()).await.map_err(|_| {
                     let seconds = REGISTRATION_TIMEOUT.as_secs();
                     format!("the runtime did not register the plugin within {seconds} s; see its log")
-                })??,
+                })?,
             };
-            let Some(message) = message else {
-                let when =
-                    if self.synchronized { "; if it does not restart," } else { " before it registered the plugin;" };
-                return Err(format!("the runtime closed the connection{when} see its log"));
-            };
+            let message = message.map_err(|error| match error.kind() {
+                ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
+                    "the runtime closed the connection; if it does not restart, see its log".to_owned()
+                }
+                _ => error.to_string(),
+            })?;
             match message.kind {
                 (OF_RUNTIME, REQUEST) => {
                     let request = Request::decode(&*message.contents).map_err(malformed)?;
-                    self.answer(message.stream, &request, &mut writer).await?;
+                    let (result, report) = self.answer(&request).await?;
+                    send(&mut writer, &ttrpc::response(message.stream, result)).await?;
+                    if let Some(report) = report {
+                        // Fails only if the receiver has ended.
+                        let _ = self.reports.send(report).await;
+                    }
                 }
                 (OF_PLUGIN, RESPONSE) => {
                     let Response { status, .. } = Response::decode(&*message.contents).map_err(malformed)?;
@@ -107,13 +112,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Answers a call, and reports what it contains: the start of a container before the answer, all else after it.
-    async fn answer(
-        &mut self,
-        stream: u32,
-        request: &Request,
-        writer: &mut (impl AsyncWrite + Unpin),
-    ) -> Result<(), String> {
+    /// Returns the answer to a call, and what to report after it: all except the start of a container.
+    async fn answer(&mut self, request: &Request) -> Result<(Result<Vec<u8>, Status>, Option<NriReport>), String> {
         let unknown = || Status { code: UNIMPLEMENTED, message: format!("unknown method {}", request.method) };
         let (mut result, mut report) = (Ok(Vec::new()), None);
         match request.method.as_str() {
@@ -123,13 +123,14 @@ impl<'a> Session<'a> {
                 result = Ok(Answer { number: SUBSCRIPTION }.encode_to_vec());
             }
             "Synchronize" => {
-                let more = self.list(&request.payload)?;
+                let Containers { containers, more } = Containers::decode(&*request.payload).map_err(malformed)?;
+                let running = containers.into_iter().filter(|one| matches!(one.state, PAUSED | RUNNING));
+                self.running.extend(running.filter_map(NriContainer::checked));
                 result = Ok(Answer { number: more.into() }.encode_to_vec());
                 if !more {
-                    let ((pods, containers), Configure { runtime, version, .. }) =
-                        (take(&mut self.listed), &self.configuration);
-                    let (runtime, version) = (short_text(runtime), short_text(version));
-                    report = Some(NriReport::Registered { runtime, version, pods, containers });
+                    let Configure { runtime, version, .. } = &self.configuration;
+                    let runtime = format!("{} {}", short_text(runtime), short_text(version));
+                    report = Some(NriReport::Registered { runtime, running: take(&mut self.running) });
                     self.synchronized = true;
                 }
             }
@@ -137,22 +138,15 @@ impl<'a> Session<'a> {
             method => {
                 let (answer, answered) = oneshot::channel();
                 match event(method, &request.payload, answer) {
-                    Some(Ok(Some(start @ NriReport::Start(..)))) => self.wait_for(start, answered).await,
-                    Some(Ok(event)) => report = event,
-                    // With an error as the answer, containerd would not start the container.
-                    Some(Err(error)) => tracing::warn!(
-                        %error, "can't read an event of the container runtime; the container starts captured"
-                    ),
+                    Some(Some(start @ NriReport::Container(Stage::Start(_), _))) => {
+                        self.wait_for(start, answered).await
+                    }
+                    Some(event) => report = event,
                     None => result = Err(unknown()),
                 }
             }
         }
-        send(writer, &ttrpc::response(stream, result)).await?;
-        if let Some(report) = report {
-            // Fails only if the receiver has ended, which ends the connection.
-            let _ = self.reports.send(report).await;
-        }
-        Ok(())
+        Ok((result, report))
     }
 
     /// Reports the start of a container, and waits for the receiver's answer as long as the runtime should wait.
@@ -165,16 +159,6 @@ impl<'a> Session<'a> {
             let _ = answered.await;
         })
         .await;
-    }
-
-    /// Adds a part of the runtime's list, without pods and containers whose ID is not an identifier. Returns whether
-    /// another part follows.
-    fn list(&mut self, part: &[u8]) -> Result<bool, String> {
-        let Synchronize { pods, containers, more } = Synchronize::decode(part).map_err(malformed)?;
-        self.listed.0.extend(pods.into_iter().filter(|pod| is_identifier(&pod.id)));
-        let is_valid = |it: &NriContainer| is_identifier(&it.id) && is_identifier(&it.pod_id);
-        self.listed.1.extend(containers.into_iter().map(NriContainer::from).filter(is_valid));
-        Ok(more)
     }
 }
 
@@ -191,20 +175,12 @@ async fn send(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> Result<()
     }
 }
 
-/// Registers with the runtime at `path`, and sends what it reports to `reports`, until their receiver is dropped. After a
+/// Registers with the runtime at `path`, and sends what it reports to `reports`, until the future is dropped. After a
 /// failure, it reconnects with a backoff of at most 1.5 s.
-pub async fn run(path: &Path, reports: mpsc::Sender<NriReport>) {
-    tokio::select! {
-        () = reports.closed() => {}
-        () = reconnect(path, &reports) => {}
-    }
-}
-
-/// Connects again and again.
-async fn reconnect(path: &Path, reports: &mpsc::Sender<NriReport>) {
+pub async fn run(path: &Path, reports: mpsc::Sender<NriReport>) -> Infallible {
     let (mut backoff, mut last) = (Backoff::new(MIN_BACKOFF, MAX_BACKOFF), String::new());
     loop {
-        let mut session = Session::new(reports);
+        let mut session = Session::new(&reports);
         let Err(cause) = async {
             let mut stream = connect(path).await?;
             let (reader, writer) = stream.split();
@@ -222,34 +198,18 @@ async fn reconnect(path: &Path, reports: &mpsc::Sender<NriReport>) {
 
 /// Connects to the socket, if only root can have created it.
 async fn connect(path: &Path) -> Result<UnixStream, String> {
-    let own = path.to_owned();
-    let path = spawn_blocking(move || checked(&own)).await.map_err(|error| error.to_string())??;
-    let stream = UnixStream::connect(path).await.map_err(|error| match error.kind() {
-        ErrorKind::NotFound => not_found(),
-        ErrorKind::ConnectionRefused => "the runtime does not accept connections; check that it runs".into(),
-        ErrorKind::WouldBlock => "the runtime's connection queue is full".into(),
-        _ => format!("can't connect: {error}"),
+    let (directory, name) = path.parent().zip(path.file_name()).ok_or("expected a path")?;
+    let directory = check(directory)
+        .map_err(|error| if error.is_not_found() { NOT_FOUND.to_owned() } else { error.to_string() })?;
+    let stream = UnixStream::connect(directory.join(name)).await.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => NOT_FOUND.to_owned(),
+        _ => format!(
+            "the runtime does not accept connections; check that it runs, and the path in --nri-socket: {error}"
+        ),
     })?;
-    let owner = stream.peer_cred().map_err(|error| format!("can't identify the listener: {error}"))?.uid();
+    let owner = stream.peer_cred().map_err(|error| error.to_string())?.uid();
     if !is_trusted(owner) {
         return Err(format!("expected root as listener on the socket, got UID {owner}; remove the socket"));
     }
     Ok(stream)
-}
-
-/// Returns the path without symbolic links, if it leads to a socket in a directory that only root can change.
-fn checked(path: &Path) -> Result<PathBuf, String> {
-    let (directory, name) = path.parent().zip(path.file_name()).ok_or_else(|| "expected a path".to_owned())?;
-    let directory =
-        check(directory).map_err(|error| if error.is_not_found() { not_found() } else { error.to_string() })?;
-    let path = directory.join(name);
-    // The kernel refuses connections to other files as to a socket without a listener.
-    if fs::metadata(&path).is_ok_and(|metadata| !metadata.file_type().is_socket()) {
-        return Err("expected a socket; correct the path in --nri-socket".to_owned());
-    }
-    Ok(path)
-}
-
-fn not_found() -> String {
-    "socket not found; check that the container runtime runs and that its configuration enables NRI".into()
 }

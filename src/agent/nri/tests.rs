@@ -2,9 +2,10 @@
 
 use super::PLUGIN_SERVICE;
 use super::session::{REGISTRATION_TIMEOUT, Session};
-use super::ttrpc::{self, MAX_MESSAGE, Messages, OF_PLUGIN, OF_RUNTIME, PIECE, REQUEST, Received, Status};
+use super::ttrpc::{self, MAX_MESSAGE, Messages, OF_PLUGIN, OF_RUNTIME, REQUEST, Received, Status};
 use proptest::prelude::*;
 use prost::Message;
+use std::io::ErrorKind;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, ReadBuf, duplex, sink};
@@ -48,8 +49,11 @@ fn call(stream: u32, method: &str, payload: &[u8]) -> Vec<u8> {
 fn received(input: &[u8], cuts: &[usize]) -> Vec<Received> {
     let (mut messages, mut found) = (Messages::new(Pieces(input, cuts.to_vec())), Vec::new());
     run(async {
-        while let Some(message) = messages.next().await.expect("valid") {
-            found.push(message);
+        loop {
+            match messages.next().await {
+                Ok(message) => found.push(message),
+                Err(end) => break assert_eq!(end.kind(), ErrorKind::UnexpectedEof),
+            }
         }
     });
     found
@@ -138,16 +142,16 @@ fn memory_grows_with_what_was_received_not_with_what_was_announced() {
     let frame = [[0, 0, 0, 1].as_slice(), &(4194314u32.to_be_bytes()), &length, &[0, 0, 0, 1, 1, 0]].concat();
     // Other connections are skipped, without a buffer.
     let other = [[0, 0, 0, 3, 0, 0, 0x10, 0].as_slice(), &[7; 4096]].concat();
-    for (received, limit) in [(0, 2 * PIECE), (1 << 20, 3 << 20), (MAX_MESSAGE - 1, 2 * (MAX_MESSAGE + 18))] {
+    for (received, limit) in [(0, 4 << 10), (1 << 20, 3 << 20), (MAX_MESSAGE - 1, 2 * (MAX_MESSAGE + 18))] {
         let input = [other.as_slice(), &frame, &vec![0; received]].concat();
         let mut messages = Messages::new(input.as_slice());
-        assert_eq!(run(messages.next()), Ok(None));
+        assert_eq!(run(messages.next()).expect_err("incomplete").kind(), ErrorKind::UnexpectedEof);
         assert!(messages.buffered() <= limit, "{received}: {}", messages.buffered());
     }
     let input = [frame, vec![0; MAX_MESSAGE]].concat();
     let mut messages = Messages::new(input.as_slice());
-    assert_eq!(run(messages.next()).expect("valid").expect("complete").stream, 1);
-    assert!(messages.buffered() <= 2 * PIECE);
+    assert_eq!(run(messages.next()).expect("complete").stream, 1);
+    assert_eq!(messages.buffered(), 0);
 }
 
 #[test]

@@ -3,22 +3,19 @@
 
 use crate::printable;
 use prost::Message;
+use prost::bytes::Buf;
 use std::io::{self, ErrorKind};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// The size of a frame's header: connection and length.
-const FRAME_HEADER: usize = 8;
 /// The size of a message's header: length, stream, kind, flags.
 const MESSAGE_HEADER: usize = 10;
 /// The limit of a message without its header; the same as in ttrpc.
 pub(super) const MAX_MESSAGE: usize = 4 << 20;
-/// The limit of a frame without its header; the same as in NRI.
+/// The limit of a frame without its header (connection and length); the same as in NRI.
 const MAX_FRAME: usize = MESSAGE_HEADER + MAX_MESSAGE;
 /// The limit of texts in errors, received or sent. With it, each message that this plugin sends fits into one frame of
 /// 4 KiB: if a frame is larger than the runtime's read buffer, the runtime closes the connection.
 const MAX_TEXT: usize = 1024;
-/// How many bytes of a frame are read at once.
-pub(super) const PIECE: usize = 4 << 10;
 
 /// The connection of the runtime's calls, with the answers to them.
 pub(super) const OF_RUNTIME: u32 = 1;
@@ -88,53 +85,38 @@ pub(super) fn short_text(text: &str) -> String {
 #[derive(Debug)]
 pub(super) struct Messages<R> {
     reader: R,
-    /// The connection of the current frame, and how many bytes of it are still to be read.
-    connection: u32,
-    left: usize,
     /// What was received of the current messages of [`OF_RUNTIME`] and [`OF_PLUGIN`].
     buffers: [Vec<u8>; 2],
 }
 
 impl<R: AsyncRead + Unpin> Messages<R> {
     pub(super) const fn new(reader: R) -> Self {
-        Self { reader, connection: 0, left: 0, buffers: [Vec::new(), Vec::new()] }
+        Self { reader, buffers: [Vec::new(), Vec::new()] }
     }
 
-    /// Returns the next message; `None` if the connection has ended.
+    /// Returns the next message.
     ///
     /// # Errors
-    /// Nothing can be received, or a frame or message exceeds its limit.
-    pub(super) async fn next(&mut self) -> Result<Option<Received>, String> {
+    /// [`ErrorKind::UnexpectedEof`]: the connection has ended. [`ErrorKind::InvalidData`]: a frame or message exceeds its
+    /// limit. Nothing can be received.
+    pub(super) async fn next(&mut self) -> io::Result<Received> {
         loop {
             for (connection, buffer) in [OF_RUNTIME, OF_PLUGIN].into_iter().zip(&mut self.buffers) {
                 if let Some(message) = first_message(connection, buffer)? {
-                    return Ok(Some(message));
+                    return Ok(message);
                 }
             }
-            if self.left == 0 {
-                let mut header = [0; FRAME_HEADER];
-                if !has_received(self.reader.read_exact(&mut header).await)? {
-                    return Ok(None);
-                }
-                (self.connection, self.left) = (number(&header, 0), number(&header, 4) as usize);
-                if self.left > MAX_FRAME {
-                    return Err(format!("expected a frame of at most {MAX_FRAME} bytes, got {}", self.left));
-                }
-                continue;
-            }
+            let (connection, length) = (self.reader.read_u32().await?, self.reader.read_u32().await?);
+            let length = at_most(MAX_FRAME, "frame", length)?;
             let mut skipped = Vec::new();
-            let buffer = match self.connection {
+            let buffer = match connection {
                 OF_RUNTIME => &mut self.buffers[0],
                 OF_PLUGIN => &mut self.buffers[1],
                 _ => &mut skipped,
             };
-            let piece = self.left.min(PIECE);
-            buffer.reserve(piece);
-            let before = buffer.len();
-            if !has_received((&mut self.reader).take(piece as u64).read_buf(buffer).await)? {
-                return Ok(None);
+            if (&mut self.reader).take(length as u64).read_to_end(buffer).await? < length {
+                return Err(ErrorKind::UnexpectedEof.into());
             }
-            self.left -= buffer.len() - before;
         }
     }
 
@@ -145,36 +127,24 @@ impl<R: AsyncRead + Unpin> Messages<R> {
     }
 }
 
-/// Returns whether bytes were received; false at the end of the connection.
-fn has_received(result: io::Result<usize>) -> Result<bool, String> {
-    match result {
-        Ok(count) => Ok(count > 0),
-        Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => Ok(false),
-        Err(error) => Err(format!("can't receive from the runtime: {error}")),
-    }
-}
-
 /// Takes the first message from the front of `buffer`; returns `None` if it is not complete.
-fn first_message(connection: u32, buffer: &mut Vec<u8>) -> Result<Option<Received>, String> {
-    if buffer.len() < MESSAGE_HEADER {
+fn first_message(connection: u32, buffer: &mut Vec<u8>) -> io::Result<Option<Received>> {
+    let Some(mut header) = buffer.get(..MESSAGE_HEADER) else { return Ok(None) };
+    let (length, stream, kind) = (header.get_u32(), header.get_u32(), header.get_u8());
+    let end = MESSAGE_HEADER + at_most(MAX_MESSAGE, "message", length)?;
+    if buffer.len() < end {
         return Ok(None);
     }
-    let length = number(buffer, 0) as usize;
-    if length > MAX_MESSAGE {
-        return Err(format!("expected a message of at most {MAX_MESSAGE} bytes, got {length}"));
-    }
-    if buffer.len() < MESSAGE_HEADER + length {
-        return Ok(None);
-    }
-    let rest = buffer.split_off(MESSAGE_HEADER + length);
-    let mut message = std::mem::replace(buffer, rest);
-    let (kind, stream) = ((connection, message[8]), number(&message, 4));
-    Ok(Some(Received { kind, stream, contents: message.split_off(MESSAGE_HEADER) }))
+    let rest = buffer.split_off(end);
+    let contents = std::mem::replace(buffer, rest).split_off(MESSAGE_HEADER);
+    Ok(Some(Received { kind: (connection, kind), stream, contents }))
 }
 
-/// Returns the number (big-endian) at `at`, which the caller has received.
-fn number(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_be_bytes(*bytes))
+/// Returns a length that was received.
+fn at_most(limit: usize, what: &str, length: u32) -> io::Result<usize> {
+    let error =
+        || io::Error::new(ErrorKind::InvalidData, format!("expected a {what} of at most {limit} bytes, got {length}"));
+    usize::try_from(length).ok().filter(|length| *length <= limit).ok_or_else(error)
 }
 
 /// Returns the bytes of a call of this plugin.
@@ -196,13 +166,7 @@ pub(super) fn response(stream: u32, result: Result<Vec<u8>, Status>) -> Vec<u8> 
 }
 
 fn frame(connection: u32, stream: u32, kind: u8, contents: &[u8]) -> Vec<u8> {
-    let length = |length: usize| u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
-    let mut frame = Vec::with_capacity(FRAME_HEADER + MESSAGE_HEADER + contents.len());
-    frame.extend(connection.to_be_bytes());
-    frame.extend(length(MESSAGE_HEADER + contents.len()));
-    frame.extend(length(contents.len()));
-    frame.extend(stream.to_be_bytes());
-    frame.extend([kind, 0]);
-    frame.extend_from_slice(contents);
-    frame
+    let number = |length: usize| u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
+    let (whole, length) = (number(MESSAGE_HEADER + contents.len()), number(contents.len()));
+    [connection.to_be_bytes().as_slice(), &whole, &length, &stream.to_be_bytes(), &[kind, 0], contents].concat()
 }

@@ -32,10 +32,7 @@ static NEEDED_FORMAT: LazyLock<Option<RuleFormat>> = LazyLock::new(needed_format
 const ATTACHMENT_DIRECTORY: &str = "/etc/cni/multus/net.d";
 /// The namespaces whose pods are skipped, unless the administrator's keys name others.
 const DEFAULT_EXCLUDED: [&str; 2] = ["istio-system", "kube-system"];
-/// Limit for each credential file. The largest is ca.crt.
-const MAX_CREDENTIAL: u64 = 1 << 20;
-
-/// Limit for each file. Its content becomes part of the plugin's configurations.
+/// Limit for each file of an administrator or of a service account.
 const MAX_FILE: u64 = 1 << 20;
 
 /// The name of the network, unless `--config` sets one: that of Istio's NetworkAttachmentDefinition.
@@ -270,7 +267,7 @@ impl InstallOptions {
             // As the plugin does, with the files to which it refers.
             let read = || {
                 let reached = node.reach(&path)?;
-                read_trusted(&reached, MAX_CREDENTIAL)?;
+                read_trusted(&reached, MAX_FILE)?;
                 KubeconfigSummary::read(self.place.root()?, &reached).map_err(|error| anyhow!("{error}"))
             };
             let summary = read().with_context(|| {
@@ -360,7 +357,7 @@ impl InstallOptions {
 
     fn read_credential(&self, name: &str) -> Result<Vec<u8>> {
         let path: &Path = &self.service_account.join(name);
-        read_trusted(path, MAX_CREDENTIAL).with_context(|| format!("can't read --service-account: {}", path.display()))
+        read_trusted(path, MAX_FILE).with_context(|| format!("can't read --service-account: {}", path.display()))
     }
 }
 

@@ -3,12 +3,12 @@
 use clap::Args;
 use detour_cni::cluster::{Definition, DefinitionQuery, Definitions, Lookup, objects};
 use detour_cni::cni::{Code, Error};
-use detour_cni::inspect::{AgentPod, ProgramOutput, run_program};
+use detour_cni::inspect::{AgentPod, run_program};
 use detour_cni::pod::Facts;
 use serde_json::{Value, json};
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use std::{iter, thread};
@@ -150,7 +150,7 @@ impl Kubectl {
         agents: &[&'a AgentPod],
         words: &[&str],
         timeout: Duration,
-    ) -> Vec<(&'a AgentPod, Result<ProgramOutput, String>)> {
+    ) -> Vec<(&'a AgentPod, Result<Output, String>)> {
         let queue = Mutex::new(agents.iter());
         let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
         let run = || iter::from_fn(next).map(|agent| (*agent, self.run_in(agent, words, timeout))).collect::<Vec<_>>();
@@ -164,7 +164,7 @@ impl Kubectl {
     ///
     /// # Errors
     /// The container is not running, kubectl fails, or the command does not end in time.
-    pub(super) fn run_in(&self, agent: &AgentPod, words: &[&str], timeout: Duration) -> Result<ProgramOutput, String> {
+    pub(super) fn run_in(&self, agent: &AgentPod, words: &[&str], timeout: Duration) -> Result<Output, String> {
         let AgentPod { object, stopped, .. } = agent;
         let failed = |why: &str| format!("pod {object}: container {CONTAINER}: {why}");
         if let Some(reason) = stopped {
@@ -192,7 +192,7 @@ impl Definitions for Kubectl {
 }
 
 /// Runs `kubectl exec` until `timeout`.
-fn run(mut command: Command, timeout: Duration) -> Result<ProgramOutput, String> {
+fn run(mut command: Command, timeout: Duration) -> Result<Output, String> {
     let mut output = run_program(&mut command, MAX_OUTPUT, timeout)?;
     if [&output.stdout, &output.stderr].iter().any(|stream| stream.len() as u64 > MAX_OUTPUT) {
         return Err(format!("output: expected at most {MAX_OUTPUT} bytes, got more"));
@@ -215,7 +215,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::process::ExitStatus;
 
-    fn shell(script: &str) -> Result<ProgramOutput, String> {
+    fn shell(script: &str) -> Result<Output, String> {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
         run(command, Duration::from_secs(60))
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn the_exit_code_is_that_of_the_command_or_kubectl_has_failed() {
-        let output = |stderr: &str, code: i32| ProgramOutput {
+        let output = |stderr: &str, code: i32| Output {
             stdout: b"a".to_vec(),
             stderr: stderr.as_bytes().to_vec(),
             status: ExitStatus::from_raw(code << 8),

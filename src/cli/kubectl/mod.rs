@@ -222,19 +222,12 @@ const CHECK_EXAMPLES: &str = "\
 Examples:
   kubectl detour check
   kubectl detour check --node worker-1
-  kubectl detour check -l node-role.kubernetes.io/worker -o json
-
-Exit codes: 0 all nodes are healthy or skipped, 1 a node is unhealthy or the cluster can't be read,
-2 invalid arguments or input.";
+  kubectl detour check -l node-role.kubernetes.io/worker -o json";
 
 const AUDIT_EXAMPLES: &str = "\
 Examples:
   kubectl detour audit -A
-  kubectl detour audit -n shop -o json
-
-Exit codes: 0 all pods are redirected and have the desired rules, 1 a pod is not redirected, has
-other rules, has a rule of another program that lets traffic bypass the mesh or was not examined,
-or a node could not be audited, 2 invalid arguments or input.";
+  kubectl detour audit -n shop -o json";
 
 /// Time limit for the checks of one node.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
@@ -244,6 +237,9 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 /// The output has the number of pods with the current policy, and one line per node. For each failed check and each
 /// warning, it shows the finding and the next step. A node that the DaemonSet of a release selects is unhealthy if it has
 /// no ready agent.
+///
+/// Exit codes: 0 all nodes are healthy or skipped, 1 a node is unhealthy or the cluster can't be read, 2 invalid
+/// arguments or input.
 #[derive(Debug, Args)]
 #[command(after_help = CHECK_EXAMPLES)]
 struct CheckArguments {
@@ -260,6 +256,10 @@ struct CheckArguments {
 /// List the pods of all nodes whose traffic bypasses the mesh, and why
 ///
 /// The agents need the capabilities that the chart value repair.enabled grants.
+///
+/// Exit codes: 0 all pods are redirected and have the desired rules, 1 a pod is not redirected, has other rules, has a rule
+/// of another program that lets traffic bypass the mesh or was not examined, or a node could not be audited, 2 invalid
+/// arguments or input.
 #[derive(Debug, Args)]
 #[command(after_help = AUDIT_EXAMPLES)]
 struct AuditArguments {
@@ -379,8 +379,8 @@ mod tests {
                 assert!(footer.starts_with("Examples:\n"), "{}: {footer}", own.get_name());
                 let example = footer.lines().nth(1).unwrap_or_default();
                 assert!(example.contains("kubectl detour "), "{footer}");
-                let codes = footer.replace('\n', " ");
-                assert!(codes.contains(", 2 invalid arguments or input."), "{}: {footer}", own.get_name());
+                let help = own.clone().render_long_help().to_string().replace('\n', " ");
+                assert!(help.contains(", 2 invalid arguments or input."), "{}: {help}", own.get_name());
                 assert!(footer.lines().all(|line| line.chars().count() <= 100), "{}: {footer}", own.get_name());
             }
         }

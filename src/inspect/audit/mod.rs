@@ -50,14 +50,14 @@ pub fn audit(target: &CheckTarget, namespace: Option<&str>, all: bool) -> Result
     let unknown = |msg: &str| Error::new(Code::Environment, msg);
     let name = target.node_name.clone().ok_or_else(|| unknown("unknown name of the Node object; add --node-name"))?;
     let setup = node_setup(target);
-    let api = setup.api.map_err(|why| unknown(&why))?;
+    let api = setup.api().map_err(|why| unknown(&why))?;
     let pods = api.pods_of_node(&name, namespace)?;
     let namespaces = api.namespaces(namespace)?;
     let node = Node {
+        store: setup.store(),
         configurations: setup.configurations,
         namespaces: namespaces.into_iter().map(|one| (one.name.clone(), one)).collect(),
         snapshot: NodeSnapshot::take(&target.mount)?,
-        store: setup.store,
         api: &api,
     };
     let mut report = AuditReport { node: name, ..AuditReport::default() };

@@ -1,21 +1,18 @@
 //! Checks of excluded containers: each precondition of a bypass, from the kernel and the runtime to the running
 //! container. Nodes and pods that don't use `container-exclude` have none of these checks.
 
-use super::checks;
-use super::configuration::{foremost, has_sub_plugin};
-use super::report::{AGENT_TIMEOUT, CheckOutcome, CheckTarget, CheckVerdict, Results};
+use super::files::has_sub_plugin;
+use super::findings::Findings;
+use super::report::{AGENT_TIMEOUT, CheckOutcome, CheckTarget, CheckVerdict};
+use super::rules::NO_ATTACHMENT;
 use crate::cgroup::{self, CgroupHierarchy, enter_host_namespace};
 use crate::cluster::agent::{BypassingContainer, ContainersStatus, excluded_containers};
 use crate::firewall::{ContainerElement, container_elements};
 use crate::host_path::HostRoot;
-use crate::inspect::elements::{ElementLine, scope_text};
-use crate::inspect::explain::{Explanation, NOT_IN_CHAIN, Warning};
-use crate::inspect::rules::{LOCK_TIMEOUT, LiveRules, RulesReport};
-use crate::inspect::subject::AppliedConf;
+use crate::inspect::elements::ElementLine;
+use crate::inspect::rules::LOCK_TIMEOUT;
 use crate::inspect::terminal::first_of;
-use crate::netns::find::FoundNetns;
 use crate::plugin::probe::{NOT_PERMITTED, try_container_rules};
-use crate::pod::well_known::EXCLUDE_CONTAINERS;
 use crate::policy::Policy;
 use crate::sub_plugins::SubPlugin;
 use std::thread;
@@ -33,69 +30,51 @@ const NRI: &str = "set the chart value containerExclusion.enabled=true (flag --n
 const DIFFERENT: &str = "the agent corrects it within 3 s; if it does not, see the agent's log; a process with \
     CAP_NET_ADMIN, possibly in the pod, added a foreign element: find it, and delete the pod";
 
-/// What the checks of a pod have found.
-pub(super) struct CheckedPod {
-    pub(super) found: Option<FoundNetns>,
-    /// What an ADD would do now.
-    pub(super) explained: Option<Explanation>,
-    pub(super) live: Option<(LiveRules, RulesReport)>,
+/// Whether the pod excludes containers, or has elements of excluded ones.
+fn is_excluding(findings: &Findings<'_>) -> bool {
+    let has_elements = findings.live.as_ref().is_some_and(|(_, report)| report.containers.is_some());
+    has_elements || findings.wanted().into_iter().chain(findings.policy()).any(|policy| !policy.containers.is_empty())
 }
 
-impl CheckedPod {
-    fn saved(&self) -> Option<&Policy> {
-        self.live.as_ref().and_then(|(live, _)| live.desired.as_ref()).map(|desired| &desired.policy)
-    }
-
-    fn wanted(&self) -> Option<&Policy> {
-        self.explained.as_ref().map(|explained| &explained.policy)
-    }
-
-    fn is_excluding(&self) -> bool {
-        let has_elements = self.live.as_ref().is_some_and(|(_, report)| report.containers.is_some());
-        has_elements || self.wanted().into_iter().chain(self.saved()).any(|policy| !policy.containers.is_empty())
-    }
-
-    /// Returns the verdict for an exclusion that the plugin ignores.
-    fn ignored(&self) -> Option<CheckVerdict> {
-        let Explanation { warnings, notes, .. } = self.explained.as_ref()?;
-        let is_about = |text: &str| text.contains(EXCLUDE_CONTAINERS);
-        if let Some(Warning { what, next, .. }) =
-            warnings.iter().find(|one| one.code == NOT_IN_CHAIN && is_about(&one.what))
-        {
-            return Some(CheckVerdict::fail(what.as_str(), format!("{next}, and delete the pod")));
-        }
-        let note = notes.iter().filter_map(|note| note.strip_prefix("warning: ")).find(|note| is_about(note))?;
-        Some(CheckVerdict::fail(note, "correct the annotation in the pod template"))
-    }
+/// Asks the agent for its registration and for the containers of the pod.
+fn status(findings: &Findings<'_>) -> Result<ContainersStatus, String> {
+    let sandbox = findings.found().and_then(|found| found.container_id.as_deref()).unwrap_or_default();
+    let socket = findings.agent_socket().ok_or("the configuration names no agent_socket")?;
+    excluded_containers(&socket, sandbox, AGENT_TIMEOUT)
 }
 
-/// Adds the checks of the node and, if it excludes containers, of the pod.
-pub(super) fn examine(
-    target: &CheckTarget,
-    configurations: &[AppliedConf],
-    pod: Option<&CheckedPod>,
-    results: &mut Results,
-) {
-    let ignored = pod.and_then(CheckedPod::ignored);
-    let is_configured = configurations.iter().any(|one| has_sub_plugin(&one.conf, SubPlugin::ContainerExclude));
-    let pod = pod.filter(|pod| pod.is_excluding());
-    if is_configured || pod.is_some() {
-        let sandbox = pod.and_then(|pod| pod.found.as_ref()?.container_id.as_deref()).unwrap_or_default();
-        let socket = target.agent_socket(foremost(configurations));
-        let status = socket.and_then(|socket| excluded_containers(&socket, sandbox, AGENT_TIMEOUT));
-        let node = CheckVerdict::merged([kernel(), cgroups(target)]);
-        let ready = match results.obstacle(&[checks::AGENT_REACHABLE]) {
-            // The parts that pass don't show that the agent is registered.
-            Some(why) if node.outcome != CheckOutcome::Fail => CheckVerdict::not_checked(why),
-            Some(_) => node,
-            None => CheckVerdict::merged([node, registered(&status)]),
-        };
-        results.add(checks::CONTAINERS_READY, ready);
-        if let (Some(pod), None) = (pod, &ignored) {
-            results.run(checks::CONTAINERS_BYPASS, || examine_pod(pod, status));
-        }
+/// Checks the preconditions on the node, if its configuration or the pod excludes containers.
+pub(super) fn ready(findings: &Findings<'_>) -> Option<CheckVerdict> {
+    let is_configured =
+        findings.configurations.iter().any(|one| has_sub_plugin(&one.conf, SubPlugin::ContainerExclude));
+    if !is_configured && !is_excluding(findings) {
+        return None;
     }
-    ignored.into_iter().for_each(|verdict| results.add(checks::CONTAINERS_BYPASS, verdict));
+    let node = CheckVerdict::merged([kernel(), cgroups(findings.target)]);
+    Some(match findings.obstacle(&["agent-reachable"]) {
+        // The parts that pass don't show that the agent is registered.
+        Some(why) if node.outcome != CheckOutcome::Fail => CheckVerdict::not_checked(why),
+        Some(_) => node,
+        None => CheckVerdict::merged([node, registered(&status(findings))]),
+    })
+}
+
+/// Checks the excluded containers of the pod.
+pub(super) fn bypass(findings: &Findings<'_>) -> Option<CheckVerdict> {
+    if findings.target.pod.is_none() || !is_excluding(findings) {
+        return None;
+    }
+    if let Some(why) = findings.obstacle(&["netns-found", "rules-equal"]) {
+        return Some(CheckVerdict::not_checked(why));
+    }
+    let Some((found, saved)) = findings.found().zip(findings.policy()) else {
+        return Some(CheckVerdict::not_checked(NO_ATTACHMENT));
+    };
+    let elements = found.open().and_then(|netns| netns.enter(LOCK_TIMEOUT, container_elements));
+    Some(match elements {
+        Ok(elements) => as_expected(&elements, saved, status(findings)),
+        Err(error) => CheckVerdict::not_checked(error.to_string()),
+    })
 }
 
 fn kernel() -> CheckVerdict {
@@ -130,31 +109,6 @@ fn registered(status: &Result<ContainersStatus, String>) -> CheckVerdict {
         Ok(ContainersStatus { error: why, .. }) | Err(why) => why,
     };
     CheckVerdict::fail(format!("{why}; excluded containers start captured"), NRI)
-}
-
-fn examine_pod(pod: &CheckedPod, status: Result<ContainersStatus, String>) -> CheckVerdict {
-    let Some((found, saved)) = pod.found.as_ref().zip(pod.saved()) else {
-        return CheckVerdict::not_checked("no attachment has rules in this network namespace");
-    };
-    let elements = found.open().and_then(|netns| netns.enter(LOCK_TIMEOUT, container_elements));
-    let live = elements.map_or_else(
-        |error| CheckVerdict::not_checked(error.to_string()),
-        |elements| as_expected(&elements, saved, status),
-    );
-    CheckVerdict::merged([requested(saved, pod.wanted()), live])
-}
-
-/// Compares the saved exclusions, from which the rules are made, with those that an ADD would have now.
-fn requested(saved: &Policy, wanted: Option<&Policy>) -> CheckVerdict {
-    let missing = wanted.into_iter().flat_map(|wanted| wanted.containers.difference(&saved.containers));
-    let missing: Vec<String> = missing.map(|one| format!("{} ({})", one.name, scope_text(one.scope))).collect();
-    match missing.is_empty() {
-        true => CheckVerdict::pass("as requested"),
-        false => CheckVerdict::fail(
-            format!("requested now, but not when the pod started: {}", first_of(missing, NAMED, "; ")),
-            "delete the pod: the plugin reads annotations and configurations when a pod starts",
-        ),
-    }
 }
 
 /// Compares the live elements with the policy and with the running containers, as the agent knows them.

@@ -2,12 +2,13 @@
 //! what to do next. Nothing is changed. With `--probe`, a few packets are sent to addresses that are reserved for
 //! documentation.
 //!
-//! Each check is implemented in the file of its subject and returns a verdict. A check that depends on another one is
-//! reported as not checked if that one did not pass.
+//! Each check has a row in the list below, and a function in the file of its subject that returns a verdict. A check that
+//! needs another one is reported as not checked if that one did not pass.
 
-mod checks;
 mod configuration;
 mod containers;
+mod files;
+mod findings;
 mod node;
 mod pod;
 mod probe;
@@ -17,145 +18,155 @@ mod rules;
 pub use report::{CheckOutcome, CheckTarget, CheckVerdict, Checklist, OwnList, ReportLine};
 
 use super::needless_exclusions;
-use super::subject::{AppliedConf, Subject};
-use crate::cluster::agent::PoliciesReport;
-use crate::cluster::{self, Api, Cluster, Definitions};
-use crate::cni::NetConf;
-use crate::host_path::HostPath;
 use crate::plugin::FormatCounts;
-use crate::pod::{Facts, PodRef};
-use crate::state::{ROOT, Store};
-use configuration::foremost;
-use containers::CheckedPod;
-use report::Results;
-use std::path::{Path, PathBuf};
+use findings::{Check, Findings};
 
-/// What the checks of the node have found, for those that follow.
-struct CheckedNode {
-    configurations: Vec<AppliedConf>,
-    policies: Result<PoliciesReport, String>,
-    kubeconfig: Option<PathBuf>,
+macro_rules! checks {
+    ($($group:literal { $($id:literal $holds:literal [$($needed:literal),*] $examine:path;)* })*) => {
+        /// The checks in their order.
+        const CHECKS: &[Check] = &[$($(Check {
+            id: $id,
+            group: $group,
+            holds: $holds,
+            needs: &[$($needed),*],
+            examine: |findings| $examine(findings).into(),
+        },)*)*];
+    };
+}
+
+checks! {
+    "node" {
+        "configuration-present" "a configuration calls the plugin" [] configuration::present;
+        "configuration-valid" "the plugin accepts the configuration"
+            ["configuration-present"] configuration::valid;
+        "configuration-picked" "runtimes use the configuration"
+            ["configuration-present", "configuration-valid"] configuration::picked;
+        "own-list" "the own configuration list is a copy of the cluster network's list"
+            [] configuration::own_list;
+        "multus-chain" "Multus runs the plugins of its auxiliary chain" [] configuration::multus_chain;
+        "node-configuration" "the node configuration is valid, and only root can change it"
+            [] configuration::node_configuration;
+        "program-trusted" "only root can change the plugin directories" [] node::program_trusted;
+        "program-present" "the program is in the runtimes' plugin directory, in this version"
+            ["program-trusted"] node::program_present;
+        "kubeconfig-valid" "the plugin's kubeconfig is private and usable, and its token has not expired"
+            [] node::kubeconfig;
+        "installation" "the installation is unchanged" [] node::installation;
+    }
+
+    "cluster" {
+        "api-reachable" "the API server answers" ["kubeconfig-valid"] node::api_reachable;
+        "permissions" "the plugin has the permissions that its configuration needs"
+            ["api-reachable"] node::permissions;
+        "agent-reachable" "the node agent answers, and has current facts" [] node::agent;
+    }
+
+    "policies" {
+        "policies" "the node's pods have the rules of their policies" ["agent-reachable"] node::policies;
+    }
+
+    "kernel" {
+        "kernel-rules" "the kernel accepts the rules of a pod" [] node::kernel;
+        "socket-load-balancing" "no eBPF program replaces Service addresses before netfilter"
+            [] node::socket_lb;
+    }
+
+    "pod" {
+        "pod-known" "the cluster knows the pod" [] pod::known;
+        "annotation-valid" "the pod's networks annotation is valid" ["pod-known"] pod::annotation;
+        "definition-found" "the definition in the annotation exists" [] pod::definition_found;
+        "definition-leads" "the definition leads to a configuration"
+            ["definition-found"] pod::definition_leads;
+        "plugin-attached" "the plugin runs for this pod"
+            ["pod-known", "configuration-present", "configuration-valid"] pod::attached;
+        "redirected" "the pod's traffic is redirected to its sidecar"
+            ["pod-known", "configuration-present", "configuration-valid"] pod::redirected;
+        "events" "no Event reports a failed start" ["pod-known"] pod::events;
+    }
+
+    "sandbox" {
+        "netns-found" "the pod runs on this node, and its network namespace is found" [] rules::netns;
+        "rules-equal" "the live rules, addresses and routes equal the desired ones"
+            ["netns-found"] rules::equal;
+        "rules-first" "no foreign rule precedes detour's rules" ["netns-found"] rules::first;
+        "default-route-captured" "the interface with the pod's default route is captured"
+            [] rules::default_route;
+        "proxy-listening" "the proxy listens on the ports that rules redirect to, as the excluded user"
+            ["netns-found"] rules::listeners;
+    }
+
+    "probe" {
+        "probe-captured" "an application's connection and DNS query reach the proxy"
+            ["netns-found", "rules-equal"] probe::captured;
+        "probe-excluded" "excluded traffic bypasses the proxy"
+            ["netns-found", "rules-equal"] probe::excluded;
+    }
+
+    "policies" {
+        "pod-policy" "the pod has the rules of its policy" ["pod-known", "agent-reachable"] node::pod_policy;
+    }
+
+    "logs" {
+        "runtime-log" "the runtime logged no error about the pod" [] pod::runtime_log;
+        "plugin-log" "the plugin logged no error about the pod" [] pod::plugin_log;
+    }
+
+    "containers" {
+        "containers-ready" "kernel, control groups, runtime and agent support excluded containers"
+            [] containers::ready;
+        "containers-bypass" "exactly the running excluded containers bypass the sidecar"
+            [] containers::bypass;
+    }
 }
 
 /// Runs the checks of the node and, if a pod is named, of the pod.
 #[must_use]
 pub fn examine(target: &CheckTarget) -> Checklist {
-    let mut results = Results::default();
-    let node = check_node(target, &mut results);
-    let pod = target.pod.as_ref().map(|pod| check_pod(target, pod, &node, &mut results));
-    containers::examine(target, &node.configurations, pod.as_ref(), &mut results);
+    let mut findings = Findings::new(target);
+    for check in CHECKS {
+        let applies = match check.group {
+            "node" | "cluster" | "kernel" | "containers" => true,
+            // About a pod, only its own policy is checked.
+            "policies" => (check.id == "policies") == target.pod.is_none(),
+            "probe" => target.probe,
+            _ => target.pod.is_some(),
+        };
+        if applies {
+            findings.run(check);
+        }
+    }
     let needless = || {
-        let api = api(target, node.kubeconfig.as_ref(), &results).ok()?;
-        needless_exclusions::find(target.node_name.as_deref()?, &api, &node.configurations)
+        let api = findings.api().ok()?;
+        needless_exclusions::find(target.node_name.as_deref()?, &api, &findings.configurations)
     };
     Checklist {
         pod: target.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name)),
         node: target.node_name.clone(),
         platform: target.platform.clone(),
-        rule_formats: FormatCounts::read(&store(target)).ok(),
+        rule_formats: FormatCounts::read(&findings.store()).ok(),
         needless_exclusions: target.pod.is_none().then(needless).flatten(),
-        policies: node.policies.ok(),
-        ..Checklist::of(results.lines)
+        policies: findings.policies.and_then(Result::ok),
+        ..Checklist::of(findings.lines)
     }
 }
 
-fn check_node(target: &CheckTarget, results: &mut Results) -> CheckedNode {
-    let configurations = configuration::examine(target, results);
-    let conf = foremost(&configurations);
-    let kinds = configurations.iter().map(|applied| applied.conf.kind.clone()).collect();
-    configuration::examine_own_list(target, results);
-    configuration::examine_multus_chain(target, results);
-    configuration::examine_node_configuration(target, results);
-    node::examine_program(target, &kinds, results);
-    let kubeconfig = node::examine_kubeconfig(target, conf, results);
-    node::examine_installation(target, results);
-    let api = kubeconfig.as_ref().map(|path| of_plugin(target, path));
-    node::examine_rights(api.as_ref(), conf, results);
-    node::examine_agent(target, conf, results);
-    let policies = node::ask_policies(target, conf, results);
-    if target.pod.is_none() {
-        node::examine_policies(policies.as_ref(), results);
+/// Reads the plugin's configurations on a node, and finds its API server, without any request.
+pub(super) fn node_setup(target: &CheckTarget) -> Findings<'_> {
+    let mut findings = Findings::new(target);
+    node::kubeconfig(&mut findings);
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_check_has_its_own_id_and_needs_only_earlier_ones() {
+        assert!(CHECKS.len() <= 35);
+        for (index, check) in CHECKS.iter().enumerate() {
+            let is_earlier = |id: &str| CHECKS[..index].iter().any(|other| other.id == id);
+            assert!(!is_earlier(check.id) && check.needs.iter().all(|id| is_earlier(id)), "{}", check.id);
+        }
     }
-    node::examine_kernel(conf, results);
-    node::examine_socket_lb(target, results);
-    CheckedNode { configurations, policies, kubeconfig }
-}
-
-/// The plugin's configurations on a node, and the API server to ask about its pods.
-pub(super) struct NodeSetup {
-    /// The valid configurations, and to which pods each applies.
-    pub(super) configurations: Vec<AppliedConf>,
-    /// The API server, or why none is known.
-    pub(super) api: Result<Api, String>,
-    /// The saved state of attachments.
-    pub(super) store: Store,
-}
-
-/// Reads the setup of a node, without any request.
-pub(super) fn node_setup(target: &CheckTarget) -> NodeSetup {
-    let mut results = Results::default();
-    let configurations = configuration::examine(target, &mut results);
-    let kubeconfig = node::examine_kubeconfig(target, foremost(&configurations), &mut results);
-    let api = api(target, kubeconfig.as_ref(), &results);
-    NodeSetup { configurations, api, store: store(target) }
-}
-
-fn store(target: &CheckTarget) -> Store {
-    HostPath::new(ROOT).and_then(|root| target.reach(&root).ok()).map_or_else(|| Store::new(ROOT), Store::new)
-}
-
-/// Checks the path from the pod's annotation to the decision, its network namespace, and the logs.
-fn check_pod(target: &CheckTarget, pod: &PodRef, node: &CheckedNode, results: &mut Results) -> CheckedPod {
-    let conf = foremost(&node.configurations);
-    let api = api(target, node.kubeconfig.as_ref(), results);
-    let files = conf.and_then(|conf| manifests(target, conf));
-    let source = match (&files, &api) {
-        (Some(files), _) => Ok(&**files),
-        (None, Ok(api)) => Ok(api as &dyn Cluster),
-        (None, Err(why)) => Err(why.clone()),
-    };
-    let facts = pod::known(source.clone(), pod, results);
-    let definitions = source.ok().map(|cluster| cluster as &dyn Definitions);
-    let given = |facts: Facts| Subject::given(&node.configurations, facts, definitions).ok();
-    let subject = facts.clone().and_then(given);
-    pod::examine_networks(target, definitions, subject.as_ref(), results);
-    let explained = pod::examine(&node.configurations, subject.as_ref(), results);
-
-    let known = facts.as_ref().map(|facts| &facts.pod);
-    let place = rules::find(target, pod, known);
-    let found = place.as_ref().ok().and_then(Option::as_ref);
-    // Events come first: they explain why a pod that never started has no network namespace.
-    pod::events(api.as_ref().ok(), pod, found.is_some(), results);
-    rules::examine_place(&place, known, target, results);
-    let live = rules::examine(found, &store(target), explained.as_ref().map(|explained| &explained.policy), results);
-    let policy = live.as_ref().and_then(|(live, _)| live.desired.as_ref()).map(|asked| &asked.policy);
-    rules::examine_default_route(found, policy, results);
-    rules::examine_listeners(found, policy, results);
-    if target.probe {
-        probe::examine(found, policy, facts.as_ref(), results);
-    }
-    node::examine_policy(node.policies.as_ref(), pod, results);
-    pod::runtime_log(target, pod, found.and_then(|found| found.container_id.as_deref()), results);
-    pod::plugin_log(target, conf, pod, results);
-    CheckedPod { found: found.cloned(), explained, live }
-}
-
-/// Returns the API server of the pod that this process runs in, or else the plugin's, unless that can't be reached.
-fn api(target: &CheckTarget, kubeconfig: Option<&PathBuf>, results: &Results) -> Result<Api, String> {
-    if let Some(api) = Api::in_cluster() {
-        return Ok(api.within(Api::PROBE_TIMEOUT).once());
-    }
-    let kubeconfig = kubeconfig.ok_or_else(|| crate::inspect::NO_CREDENTIALS.to_owned())?;
-    results.obstacle(&[checks::API_REACHABLE]).map_or_else(|| Ok(of_plugin(target, kubeconfig)), Err)
-}
-
-fn of_plugin(target: &CheckTarget, kubeconfig: &Path) -> Api {
-    Api::of_kubeconfig(&target.mount, kubeconfig.to_owned()).within(Api::PROBE_TIMEOUT).once()
-}
-
-/// Returns the manifests directory as the source of facts.
-fn manifests(target: &CheckTarget, conf: &NetConf) -> Option<Box<dyn Cluster>> {
-    let directory = conf.kubernetes.manifests_dir.as_ref()?;
-    let manifests_dir = Some(target.reach_named(directory).ok()?);
-    cluster::source(&crate::cni::Kubernetes { manifests_dir, ..conf.kubernetes.clone() })
 }

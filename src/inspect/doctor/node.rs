@@ -2,27 +2,26 @@
 //! the agent reports them. Also checks of the plugin's access to facts: its kubeconfig, the node agent's socket, the API
 //! server, and exactly the permissions that the plugin needs with this configuration.
 
-use super::checks;
-use super::report::{AGENT_TIMEOUT, CheckTarget, CheckVerdict, Results};
+use super::findings::Findings;
+use super::report::{AGENT_TIMEOUT, CheckTarget, CheckVerdict};
 use crate::cluster::agent::{PodFinding, PoliciesReport, broken_watches, pod_policies};
-use crate::cluster::{Api, KubeconfigSummary, Permission};
+use crate::cluster::{KubeconfigSummary, Permission};
 use crate::cni::{Error, NetConf, NetworkStatus};
 use crate::firewall::RuleFormat;
 use crate::host_path::HostPath;
-use crate::inspect::child::{ProgramOutput, run_program};
+use crate::inspect::child::run_program;
 use crate::inspect::socket_lb;
 use crate::inspect::terminal::{first_of, joined};
 use crate::inspect::validate::kubeconfig_warning;
 use crate::plugin::probe::{NOT_PERMITTED, in_new_netns, refused_guard, try_redirection};
-use crate::pod::PodRef;
 use crate::trusted_file::{self, names_in};
 use crate::{cluster, sub_plugins};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Output};
 use std::time::Duration;
 use std::{fs, io};
 
@@ -32,23 +31,18 @@ const NAMED: usize = 3;
 const REINSTALL: &str =
     "run detour install from a static binary for this machine, or check why the agent on this node does not install it";
 
-/// Checks the programs named `kinds` in each plugin directory, and the installed ones.
-pub(super) fn examine_program(target: &CheckTarget, kinds: &BTreeSet<String>, results: &mut Results) {
-    let in_dirs = target.bin_dirs.iter().flat_map(|dir| kinds.iter().map(|kind| dir.join(kind)));
-    let wanted: BTreeSet<HostPath> = in_dirs.chain(target.programs.iter().cloned()).collect();
-    let directories = target.bin_dirs.iter().cloned().chain(wanted.iter().map(HostPath::parent)).collect();
-    results.add(checks::PROGRAM_TRUSTED, trusted(target, &directories));
-    results.run(checks::PROGRAM_PRESENT, || match wanted.is_empty() {
-        true => CheckVerdict::not_checked("no configuration and no installation names the program"),
-        false => CheckVerdict::merged(wanted.iter().map(|path| match version(target, path) {
-            Ok(version) => CheckVerdict::pass(format!("{path}: {version}")),
-            Err(why) => CheckVerdict::fail(format!("{path}: {why}"), REINSTALL),
-        })),
-    });
+/// Returns the paths of the programs: those that configurations name, in each plugin directory, and the installed ones.
+fn programs(Findings { target, configurations, .. }: &Findings<'_>) -> BTreeSet<HostPath> {
+    let kinds = configurations.iter().map(|applied| &applied.conf.kind);
+    let in_dirs = kinds.flat_map(|kind| target.bin_dirs.iter().map(move |dir| dir.join(kind)));
+    in_dirs.chain(target.programs.iter().cloned()).collect()
 }
 
 /// Checks who can change the plugin directories: the plugin runs programs from there as root.
-fn trusted(target: &CheckTarget, directories: &BTreeSet<HostPath>) -> CheckVerdict {
+pub(super) fn program_trusted(findings: &Findings<'_>) -> CheckVerdict {
+    let target = findings.target;
+    let mut directories = target.bin_dirs.clone();
+    directories.extend(programs(findings).iter().map(HostPath::parent));
     let wrong: Vec<String> = directories.iter().flat_map(|directory| untrusted(target, directory)).collect();
     match wrong.is_empty() {
         true => CheckVerdict::pass(joined(directories)),
@@ -57,6 +51,17 @@ fn trusted(target: &CheckTarget, directories: &BTreeSet<HostPath>) -> CheckVerdi
             "run the named commands; until then, plugins there are not executed",
         ),
     }
+}
+
+pub(super) fn program_present(findings: &Findings<'_>) -> CheckVerdict {
+    let programs = programs(findings);
+    if programs.is_empty() {
+        return CheckVerdict::not_checked("no configuration and no installation names the program");
+    }
+    CheckVerdict::merged(programs.iter().map(|path| match version(findings.target, path) {
+        Ok(version) => CheckVerdict::pass(format!("{path}: {version}")),
+        Err(why) => CheckVerdict::fail(format!("{path}: {why}"), REINSTALL),
+    }))
 }
 
 /// Returns what another user can change: a directory, or files in it. A missing directory is reported by another check.
@@ -82,18 +87,19 @@ fn version(target: &CheckTarget, path: &HostPath) -> Result<String, String> {
 }
 
 /// Compares the node with the installation's record. Differences that another check reports are not repeated.
-pub(super) fn examine_installation(target: &CheckTarget, results: &mut Results) {
-    let verdict = match (results.failed_in("node"), &target.changed) {
-        (Some(id), _) => CheckVerdict::not_checked(format!("because {id} failed")),
-        (None, Ok(None)) => CheckVerdict::not_checked("detour was not installed by detour install"),
-        (None, Ok(Some(changed))) if changed.is_empty() => CheckVerdict::pass("nothing has changed"),
-        (None, Ok(Some(changed))) => CheckVerdict::fail(
+pub(super) fn installation(findings: &Findings<'_>) -> CheckVerdict {
+    if let Some(because) = findings.failure(|line| line.group == "node") {
+        return because;
+    }
+    match &findings.target.changed {
+        Ok(None) => CheckVerdict::not_checked("detour was not installed by detour install"),
+        Ok(Some(changed)) if changed.is_empty() => CheckVerdict::pass("nothing has changed"),
+        Ok(Some(changed)) => CheckVerdict::fail(
             first_of(changed.iter().cloned(), NAMED, "; "),
             "run detour install --dry-run to see the corrections",
         ),
-        (None, Err(why)) => CheckVerdict::fail(why, "run detour install again, which writes a new record"),
-    };
-    results.add(checks::INSTALLATION, verdict);
+        Err(why) => CheckVerdict::fail(why, "run detour install again, which writes a new record"),
+    }
 }
 
 const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_compat nft_nat nft_ct nf_nat nf_conntrack \
@@ -101,7 +107,8 @@ const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_c
 
 /// Tries the rules of a pod in a new network namespace. Exclusions are native; the redirection needs the format that the
 /// configuration sets, or one of both.
-pub(super) fn examine_kernel(conf: Option<&NetConf>, results: &mut Results) {
+pub(super) fn kernel(findings: &Findings<'_>) -> CheckVerdict {
+    let conf = findings.conf();
     let tried = in_new_netns(|| [RuleFormat::Iptables, RuleFormat::Nftables].map(try_redirection));
     let needs_iptables = conf.is_some_and(|conf| conf.rule_format == Some(RuleFormat::Iptables));
     let verdict = match tried {
@@ -127,24 +134,24 @@ pub(super) fn examine_kernel(conf: Option<&NetConf>, results: &mut Results) {
         let next = "load the modules on the node: modprobe -a nft_reject_inet nft_fib_inet; or remove mesh-guard";
         CheckVerdict::fail(format!("the rules of mesh-guard: {why}"), next)
     });
-    results.add(checks::KERNEL_RULES, CheckVerdict::merged([verdict].into_iter().chain(guard)));
+    CheckVerdict::merged([verdict].into_iter().chain(guard))
 }
 
 /// Checks whether eBPF programs replace Service addresses before netfilter sees them. Nodes whose BPF file system is not
 /// visible to this process have no such check.
-pub(super) fn examine_socket_lb(target: &CheckTarget, results: &mut Results) {
-    let Some(products) = socket_lb::products(&target.mount) else { return };
-    results.run(checks::SOCKET_LB, || match products {
-        products if products.is_empty() => CheckVerdict::pass("no programs of Cilium or Calico are attached"),
-        products => CheckVerdict::warn(
-            format!(
-                "{}: a process connects to a backend instead of the Service's address, so the sidecar does not route by \
-                 Service, and an exclusion of a ClusterIP has no effect",
-                joined(products.iter().map(|product| product.name))
-            ),
-            products.iter().map(|product| product.setting).collect::<Vec<_>>().join("; "),
+pub(super) fn socket_lb(findings: &Findings<'_>) -> Option<CheckVerdict> {
+    let products = socket_lb::products(&findings.target.mount)?;
+    if products.is_empty() {
+        return Some(CheckVerdict::pass("no programs of Cilium or Calico are attached"));
+    }
+    Some(CheckVerdict::warn(
+        format!(
+            "{}: a process connects to a backend instead of the Service's address, so the sidecar does not route by \
+             Service, and an exclusion of a ClusterIP has no effect",
+            joined(products.iter().map(|product| product.name))
         ),
-    });
+        products.iter().map(|product| product.setting).collect::<Vec<_>>().join("; "),
+    ))
 }
 
 /// The timeout of a program.
@@ -157,73 +164,52 @@ const MAX_OUTPUT: u64 = 4 << 20;
 /// # Errors
 /// The program can't be started, fails, or exceeds the timeout.
 pub(super) fn output(command: &mut Command) -> Result<String, String> {
-    let ProgramOutput { stdout, status, .. } = run_program(command, MAX_OUTPUT, TIMEOUT)?;
+    let Output { stdout, status, .. } = run_program(command, MAX_OUTPUT, TIMEOUT)?;
     match status.success() || stdout.len() as u64 > MAX_OUTPUT {
         true => Ok(String::from_utf8_lossy(&stdout).into_owned()),
         false => Err(format!("failed ({status})")),
     }
 }
 
-/// The number of pods that have a line; the rest is counted.
+/// The number of pods that the check of the policies names; all are counted.
 const LISTED: usize = 10;
 
-/// Asks the node's agent for the rules of its pods. The error is the reason why they are unknown.
-pub(super) fn ask_policies(
-    target: &CheckTarget,
-    conf: Option<&NetConf>,
-    results: &Results,
-) -> Result<PoliciesReport, String> {
-    match results.obstacle(checks::POLICIES.needs) {
-        Some(why) => Err(why),
-        None => pod_policies(&target.agent_socket(conf)?, AGENT_TIMEOUT),
-    }
-}
-
-/// Adds the check of all pods of the node, and a line for each of the first pods that are not current.
-pub(super) fn examine_policies(report: Result<&PoliciesReport, &String>, results: &mut Results) {
-    let report = match report {
-        Ok(report) => report,
-        Err(why) => return results.add(checks::POLICIES, CheckVerdict::not_checked(why.clone())),
-    };
-    results.add(checks::POLICIES, summary(report));
-    let mut findings: Vec<&PodFinding> = report.findings.iter().collect();
-    findings.sort_by_key(|finding| (finding.state != "none", &finding.pod));
-    for finding in findings.into_iter().take(LISTED) {
-        results.add(checks::POD_POLICY, policy_verdict(finding));
-    }
-}
-
-/// Adds the check of one pod.
-pub(super) fn examine_policy(report: Result<&PoliciesReport, &String>, pod: &PodRef, results: &mut Results) {
-    results.run(checks::POD_POLICY, || {
-        let report = match report {
-            Ok(report) => report,
-            Err(why) => return CheckVerdict::not_checked(why.clone()),
-        };
-        let is_named =
-            |finding: &&PodFinding| (&finding.pod.namespace, &finding.pod.name) == (&pod.namespace, &pod.name);
-        match (report.follows, report.findings.iter().find(is_named)) {
-            (None, _) => CheckVerdict::not_checked(NOT_READ),
-            (Some(_), Some(finding)) => policy_verdict(finding),
-            (Some(true), None) => CheckVerdict::pass("the pod follows changes of its policy"),
-            (Some(false), None) => CheckVerdict::pass("the pod follows no change (livePolicy is off)"),
+/// Checks the rules of all pods of the node. It names the first pods that are not current.
+pub(super) fn policies(findings: &Findings<'_>) -> Option<CheckVerdict> {
+    Some(match findings.policies.as_ref()? {
+        Err(why) => CheckVerdict::not_checked(why),
+        Ok(report) => {
+            let mut pods: Vec<&PodFinding> = report.findings.iter().collect();
+            pods.sort_by_key(|finding| (finding.state != "none", &finding.pod));
+            CheckVerdict::merged([summary(report)].into_iter().chain(pods.into_iter().take(LISTED).map(policy_verdict)))
         }
-    });
+    })
+}
+
+pub(super) fn pod_policy(findings: &Findings<'_>) -> Option<CheckVerdict> {
+    let pod = findings.target.pod.as_ref()?;
+    let is_named = |finding: &&PodFinding| (&finding.pod.namespace, &finding.pod.name) == (&pod.namespace, &pod.name);
+    let report = match findings.policies.as_ref()? {
+        Err(why) => return Some(CheckVerdict::not_checked(why)),
+        Ok(report) => report,
+    };
+    Some(match (report.follows, report.findings.iter().find(is_named)) {
+        (None, _) => CheckVerdict::not_checked(NOT_READ),
+        (Some(_), Some(finding)) => policy_verdict(finding),
+        (Some(true), None) => CheckVerdict::pass("the pod follows changes of its policy"),
+        (Some(false), None) => CheckVerdict::pass("the pod follows no change (livePolicy is off)"),
+    })
 }
 
 const NOT_READ: &str = "the agent does not read the rules of pods (chart values livePolicy and repair.enabled)";
 
 fn summary(report: &PoliciesReport) -> CheckVerdict {
     let Some(follows) = report.follows else { return CheckVerdict::not_checked(NOT_READ) };
-    let counts = report.counts;
-    let wrong = usize::try_from(counts.rejected.saturating_add(counts.lost())).unwrap_or(usize::MAX);
     let follows = if follows { "" } else { "; running pods follow no change (livePolicy is off)" };
-    let more = wrong.saturating_sub(report.findings.len().min(LISTED));
-    let more = if more > 0 { format!("; {more} of them are not listed") } else { String::new() };
-    let found = format!("{counts}{follows}{more}");
-    let next = "see the lines below, and the Events of the pods";
-    match (wrong, counts.lost()) {
-        (0, _) => CheckVerdict::pass(found),
+    let found = format!("{}{follows}", report.counts);
+    let next = "see the Events of the pods";
+    match (report.counts.rejected, report.counts.lost()) {
+        (0, 0) => CheckVerdict::pass(found),
         (_, 0) => CheckVerdict::warn(found, next),
         _ => CheckVerdict::fail(found, next),
     }
@@ -247,25 +233,22 @@ fn policy_verdict(PodFinding { pod, state, reason }: &PodFinding) -> CheckVerdic
 
 const REWRITE: &str = "run detour install again, or check why the agent on this node does not write it";
 
-/// Runs the check of the kubeconfig. Returns its path in this process.
-pub(super) fn examine_kubeconfig(
-    target: &CheckTarget,
-    conf: Option<&NetConf>,
-    results: &mut Results,
-) -> Option<PathBuf> {
-    let named = conf.and_then(|conf| conf.kubernetes.kubeconfig.as_deref());
+/// Checks the kubeconfig, and records its path in this process.
+pub(super) fn kubeconfig(findings: &mut Findings<'_>) -> CheckVerdict {
+    let target = findings.target;
+    let named = findings.conf().and_then(|conf| conf.kubernetes.kubeconfig.clone());
     let Some(path) = named.filter(|path| !path.as_os_str().is_empty()) else {
-        let why = "no configuration names a kubeconfig: facts come from the agent or from files";
-        results.run(checks::KUBECONFIG_VALID, || CheckVerdict::not_checked(why));
-        return None;
+        let why = findings.obstacle(&["configuration-present", "configuration-valid"]);
+        let none = || "no configuration names a kubeconfig: facts come from the agent or from files".to_owned();
+        return CheckVerdict::not_checked(why.unwrap_or_else(none));
     };
     let shown = path.display();
     let failed = |why: io::Error| format!("{shown}: {why}");
-    let read = || {
-        let reached = target.reach_named(path).map_err(failed)?;
+    let mut read = || {
+        let reached = target.reach_named(&path).map_err(failed)?;
         let mode = fs::metadata(&reached).map_err(failed)?.permissions().mode() & 0o7777;
         // On the node itself, the owners of symbolic links in the path count as well.
-        let followed = if target.mount == Path::new("/") { path } else { &*reached };
+        let followed = if target.mount == Path::new("/") { &path } else { &reached };
         let summary = KubeconfigSummary::read(&target.mount, followed).map_err(|error| error.to_string())?;
         let private = match mode & 0o077 {
             0 => CheckVerdict::pass(format!("mode {mode:04o}")),
@@ -274,15 +257,10 @@ pub(super) fn examine_kubeconfig(
                 format!("chmod 0600 {shown}"),
             ),
         };
-        let verdict = CheckVerdict::merged([private, valid(&summary), token(&summary, Timestamp::now().as_second())]);
-        Ok::<_, String>((reached, verdict))
+        findings.kubeconfig = Some(reached);
+        Ok::<_, String>([private, valid(&summary), token(&summary, Timestamp::now().as_second())])
     };
-    let (reached, verdict) = match read() {
-        Ok((reached, verdict)) => (Some(reached), verdict),
-        Err(why) => (None, CheckVerdict::fail(why, REWRITE)),
-    };
-    results.add(checks::KUBECONFIG_VALID, verdict);
-    reached
+    read().map_or_else(|why| CheckVerdict::fail(why, REWRITE), CheckVerdict::merged)
 }
 
 fn valid(summary: &KubeconfigSummary) -> CheckVerdict {
@@ -312,26 +290,28 @@ fn token(summary: &KubeconfigSummary, now: i64) -> CheckVerdict {
     }
 }
 
-/// Checks whether the agent answers and has current facts, as STATUS does.
-pub(super) fn examine_agent(target: &CheckTarget, conf: Option<&NetConf>, results: &mut Results) {
-    let verdict = match conf.zip(target.agent_socket(conf).ok()) {
-        None => CheckVerdict::not_checked("the configuration names no agent_socket"),
-        Some((conf, socket)) => match ask(conf, &socket) {
-            Ok(broken) if broken.is_empty() => CheckVerdict::pass("it answers at its socket"),
-            Ok(broken) => CheckVerdict::fail(
-                broken.join("; "),
-                "grant the agent the permissions in SECURITY.md; if an object is too large, make it smaller; see the \
-                 agent's log. Until then, the agent does not repair pods, and running pods follow no change",
-            ),
-            Err(error) => CheckVerdict::fail(
-                error.to_string(),
-                "check whether the agent runs on this node: kubectl get pods -A -o wide -l \
-                 app.kubernetes.io/component=agent; until then, pods with a sidecar do not start, unless the plugin has a \
-                 kubeconfig",
-            ),
-        },
+/// Checks whether the agent answers and has current facts, as STATUS does. If so, it is asked for the rules of the pods.
+pub(super) fn agent(findings: &mut Findings<'_>) -> CheckVerdict {
+    let Some((conf, socket)) = findings.conf().zip(findings.agent_socket()) else {
+        return CheckVerdict::not_checked("the configuration names no agent_socket");
     };
-    results.add(checks::AGENT_REACHABLE, verdict);
+    match ask(conf, &socket) {
+        Ok(broken) if broken.is_empty() => {
+            findings.policies = Some(pod_policies(&socket, AGENT_TIMEOUT));
+            CheckVerdict::pass("it answers at its socket")
+        }
+        Ok(broken) => CheckVerdict::fail(
+            broken.join("; "),
+            "grant the agent the permissions in SECURITY.md; if an object is too large, make it smaller; see the \
+             agent's log. Until then, the agent does not repair pods, and running pods follow no change",
+        ),
+        Err(error) => CheckVerdict::fail(
+            error.to_string(),
+            "check whether the agent runs on this node: kubectl get pods -A -o wide -l \
+             app.kubernetes.io/component=agent; until then, pods with a sidecar do not start, unless the plugin has a \
+             kubeconfig",
+        ),
+    }
 }
 
 /// Returns the agent's watches that are not synchronized.
@@ -343,15 +323,19 @@ fn ask(conf: &NetConf, socket: &Path) -> Result<Vec<String>, Error> {
     Ok(broken_watches(socket, AGENT_TIMEOUT).unwrap_or_default())
 }
 
-/// Checks the API server and the plugin's permissions with the plugin's kubeconfig.
-pub(super) fn examine_rights(api: Option<&Api>, conf: Option<&NetConf>, results: &mut Results) {
-    let (Some(api), Some(conf)) = (api, conf) else {
-        let why = results
-            .obstacle(checks::API_REACHABLE.needs)
-            .unwrap_or_else(|| "because no kubeconfig is known".to_owned());
-        return results.add(checks::API_REACHABLE, CheckVerdict::not_checked(why));
-    };
-    results.run(checks::API_REACHABLE, || reachable(api));
+/// Checks the API server with the plugin's kubeconfig.
+pub(super) fn api_reachable(findings: &Findings<'_>) -> Option<CheckVerdict> {
+    Some(match findings.plugin_api()?.version() {
+        Ok(version) => CheckVerdict::pass(format!("Kubernetes {version}")),
+        Err(error) => CheckVerdict::fail(
+            error.to_string(),
+            "check whether the server runs and this node reaches it; usual causes are a firewall or a wrong address",
+        ),
+    })
+}
+
+pub(super) fn permissions(findings: &Findings<'_>) -> Option<CheckVerdict> {
+    let api = findings.plugin_api()?;
     let may = |permission: Permission| match api.may(&permission) {
         Ok(true) => CheckVerdict::pass(permission.to_string()),
         Ok(false) => CheckVerdict::fail(
@@ -360,31 +344,21 @@ pub(super) fn examine_rights(api: Option<&Api>, conf: Option<&NetConf>, results:
         ),
         Err(error) => CheckVerdict::not_checked(error.to_string()),
     };
-    results.run(checks::PERMISSIONS, || CheckVerdict::merged(permissions(conf).into_iter().map(may)));
-}
-
-fn reachable(api: &Api) -> CheckVerdict {
-    match api.version() {
-        Ok(version) => CheckVerdict::pass(format!("Kubernetes {version}")),
-        Err(error) => CheckVerdict::fail(
-            error.to_string(),
-            "check whether the server runs and this node reaches it; usual causes are a firewall or a wrong address",
-        ),
-    }
+    Some(CheckVerdict::merged(needed_permissions(findings.conf()?).into_iter().map(may)))
 }
 
 /// Returns the permissions that the plugin needs with this configuration.
-fn permissions(conf: &NetConf) -> Vec<Permission> {
+fn needed_permissions(conf: &NetConf) -> Vec<Permission> {
     let permission = |verb, group, resource, subresource| Permission { verb, group, resource, subresource };
     let wants = sub_plugins::wants(&conf.chain);
     let primary = conf.primary.as_ref();
-    let tells = primary.is_some_and(|primary| primary.network_status != NetworkStatus::Never);
+    let reports = primary.is_some_and(|primary| primary.network_status != NetworkStatus::Never);
     let all = [
         (wants.pod || primary.is_some(), permission("get", "", "pods", None)),
         (wants.namespace, permission("get", "", "namespaces", None)),
         (primary.is_some(), permission("get", "k8s.cni.cncf.io", "network-attachment-definitions", None)),
-        (tells, permission("patch", "", "pods", Some("status"))),
-        (tells, permission("create", "", "events", None)),
+        (reports, permission("patch", "", "pods", Some("status"))),
+        (reports, permission("create", "", "events", None)),
     ];
     all.into_iter().filter(|(needed, _)| *needed).map(|(_, permission)| permission).collect()
 }
@@ -423,7 +397,7 @@ mod tests {
 
     fn of(conf: &Value) -> Vec<String> {
         let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("accepted");
-        permissions(&conf).iter().map(ToString::to_string).collect()
+        needed_permissions(&conf).iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -440,11 +414,11 @@ mod tests {
         let primary = json!({"delegates": [{"name": "d", "type": "bridge"}], "network_status": "never"});
         let definitions = format!("get network-attachment-definitions.k8s.cni.cncf.io {all}");
         assert_eq!(with(primary), [format!("get pods {all}"), definitions.clone()]);
-        let tells = with(json!({"delegates": [{"name": "d", "type": "bridge"}], "chain": [{"type": "uid-exclude"}]}));
+        let reports = with(json!({"delegates": [{"name": "d", "type": "bridge"}], "chain": [{"type": "uid-exclude"}]}));
         let wanted = ["get pods", "get namespaces", &definitions, "patch pods/status", "create events"];
-        for (permission, wanted) in tells.iter().zip(wanted) {
-            assert!(permission.starts_with(wanted), "{tells:?}");
+        for (permission, wanted) in reports.iter().zip(wanted) {
+            assert!(permission.starts_with(wanted), "{reports:?}");
         }
-        assert_eq!(tells.len(), wanted.len());
+        assert_eq!(reports.len(), wanted.len());
     }
 }

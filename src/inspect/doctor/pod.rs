@@ -2,18 +2,18 @@
 //! the decision about the pod, as in `explain`. Also checks of what was reported about it: Events, the journal entries of
 //! the runtime and of the kubelet, and the plugin's log file. They show the messages of other programs as they are.
 
-use super::checks::{self, Check};
+use super::findings::Findings;
 use super::node::output;
-use super::report::{CheckTarget, CheckVerdict, Results};
-use crate::cluster::{Api, Cluster, Definitions, Lookup, ObjectRef};
-use crate::cni::{NetConf, OWN_TYPES};
+use super::report::{CheckTarget, CheckVerdict, ReportLine};
+use crate::cluster::{Lookup, ObjectRef};
+use crate::cni::OWN_TYPES;
 use crate::host_path::HostPath;
 use crate::inspect::explain::{Explanation, explain};
 use crate::inspect::selected::{NetworkLead, SelectedNetwork, selected_definitions};
-use crate::inspect::subject::{AppliedConf, Subject};
+use crate::inspect::subject::Subject;
 use crate::inspect::terminal::{counted, joined};
+use crate::pod::PodRef;
 use crate::pod::well_known::INIT_CONTAINER;
-use crate::pod::{Facts, PodRef};
 use crate::printable::{cut, without_passwords, without_secrets};
 use crate::{logging, networks, trusted_file};
 use k8s_openapi::api::core::v1::Event;
@@ -25,72 +25,92 @@ use std::process::Command;
 /// The network name for the next step if no configuration has one.
 const USUAL: &str = "istio-cni";
 
-/// Reads the pod's facts.
-pub(super) fn known(source: Result<&dyn Cluster, String>, pod: &PodRef, results: &mut Results) -> Option<Facts> {
-    let facts = source.map_err(CheckVerdict::not_checked).and_then(|source| {
-        source.facts(pod, true).map_err(|error| {
+/// Reads the pod's facts, and evaluates the configuration for it.
+pub(super) fn known(findings: &mut Findings<'_>) -> Option<CheckVerdict> {
+    let pod = findings.target.pod.as_ref()?;
+    let source = match findings.source() {
+        Ok(source) => source,
+        Err(why) => return Some(CheckVerdict::not_checked(why)),
+    };
+    let subject = source.facts(pod, true).and_then(|facts| {
+        findings.definitions = selected_definitions(&facts.pod, &*source);
+        Subject::given(&findings.configurations, facts, Some(&*source))
+    });
+    Some(match subject {
+        Ok(subject) => {
+            let uid = subject.facts.pod.uid.as_deref().unwrap_or("unknown");
+            let verdict = CheckVerdict::pass(format!("UID {uid}"));
+            findings.explained = Some(explain(&subject));
+            findings.subject = Some(subject);
+            verdict
+        }
+        Err(error) => {
             let next = format!("compare with kubectl get pod -n {} {}", pod.namespace, pod.name);
             CheckVerdict::fail(error.to_string(), next)
-        })
-    });
-    let uid = |facts: &Facts| format!("UID {}", facts.pod.uid.as_deref().unwrap_or("unknown"));
-    results.add(checks::POD_KNOWN, facts.as_ref().map_or_else(Clone::clone, |facts| CheckVerdict::pass(uid(facts))));
-    facts.ok()
+        }
+    })
 }
 
-/// Checks each network that the pod's annotation names.
-pub(super) fn examine_networks(
-    target: &CheckTarget,
-    source: Option<&dyn Definitions>,
-    subject: Option<&Subject>,
-    results: &mut Results,
-) {
-    let selected = subject.map(|subject| networks::networks(&subject.facts.pod));
-    results.run(checks::ANNOTATION_VALID, || match &selected {
-        Some(Ok(selections)) if selections.elements.is_empty() => CheckVerdict::pass("the annotation names no network"),
-        Some(Ok(_)) => CheckVerdict::pass(joined(subject.iter().flat_map(|one| &one.selected).map(|one| &one.name))),
-        Some(Err(error)) => {
+/// Checks the annotation that names the pod's networks.
+pub(super) fn annotation(findings: &Findings<'_>) -> Option<CheckVerdict> {
+    let subject = findings.subject.as_ref()?;
+    Some(match networks::networks(&subject.facts.pod) {
+        Ok(selections) if selections.elements.is_empty() => CheckVerdict::pass("the annotation names no network"),
+        Ok(_) => CheckVerdict::pass(joined(subject.selected.iter().map(|one| &one.name))),
+        Err(error) => {
             CheckVerdict::fail(error.to_string(), "correct the annotation in the pod template, and delete the pod")
         }
-        None => CheckVerdict::not_checked("the pod is not known"),
-    });
-    let (Some(subject), Some(Ok(selections))) = (subject, selected) else { return };
-    let definitions = source.map(|source| selected_definitions(&subject.facts.pod, source)).unwrap_or_default();
-    for (one, SelectedNetwork { name, leads_to }) in selections.elements.into_iter().zip(&subject.selected) {
-        let ObjectRef { namespace, name: definition } = &one.object;
-        let found = definitions.get(&one.object);
-        let verdict = match found {
-            Some(Lookup::Found(_)) => CheckVerdict::pass(name),
-            Some(Lookup::Missing(_)) => CheckVerdict::fail(
-                format!("NetworkAttachmentDefinition {name} not found"),
-                "create it (manifests/samples has an example), or correct the annotation: NAMESPACE/NAME names one of another \
-                 namespace",
-            ),
-            None => CheckVerdict::to_do(
-                format!("{name} can't be read"),
-                format!("run kubectl get network-attachment-definitions -n {namespace} {definition}"),
-            ),
-        };
-        results.add(checks::DEFINITION_FOUND, verdict);
-        let verdict = match (found, leads_to) {
-            (Some(Lookup::Found(definition)), NetworkLead::OnNode) => {
-                match results.obstacle(checks::CONFIGURATION_PICKED.needs) {
-                    Some(why) => CheckVerdict::not_checked(why),
-                    None => match networks::configuration(definition, &directory(target, subject), &mut Vec::new()) {
-                        Ok(found) => CheckVerdict::pass(format!("{name}: {}", joined(found.types()))),
-                        Err(error) => CheckVerdict::fail(
-                            error.to_string(),
-                            "give the configuration on the node the name of the definition (key name in the file of detour install \
-                         --config), or add spec.config to the definition",
-                        ),
-                    },
-                }
+    })
+}
+
+/// Returns one verdict for the networks that the pod selects, from each one and its definition, if that can be read.
+fn of_networks(
+    findings: &Findings<'_>,
+    verdict: impl Fn(&SelectedNetwork, &ObjectRef, Option<&Lookup>) -> CheckVerdict,
+) -> Option<CheckVerdict> {
+    let subject = findings.subject.as_ref()?;
+    let elements = networks::networks(&subject.facts.pod).ok()?.elements;
+    let objects = elements.iter().map(|one| &one.object);
+    let verdicts = subject.selected.iter().zip(objects);
+    let verdicts = verdicts.map(|(one, object)| verdict(one, object, findings.definitions.get(object)));
+    (!subject.selected.is_empty()).then(|| CheckVerdict::merged(verdicts))
+}
+
+/// Checks whether the definitions of the pod's networks exist.
+pub(super) fn definition_found(findings: &Findings<'_>) -> Option<CheckVerdict> {
+    of_networks(findings, |SelectedNetwork { name, .. }, object, definition| match definition {
+        Some(Lookup::Found(_)) => CheckVerdict::pass(name),
+        Some(Lookup::Missing(_)) => CheckVerdict::fail(
+            format!("NetworkAttachmentDefinition {name} not found"),
+            "create it (manifests/samples has an example), or correct the annotation: NAMESPACE/NAME names one of another \
+             namespace",
+        ),
+        None => CheckVerdict::to_do(
+            format!("{name} can't be read"),
+            format!("run kubectl get network-attachment-definitions -n {} {}", object.namespace, object.name),
+        ),
+    })
+}
+
+/// Checks whether the definitions of the pod's networks lead to a configuration.
+pub(super) fn definition_leads(findings: &Findings<'_>) -> Option<CheckVerdict> {
+    let subject = findings.subject.as_ref()?;
+    of_networks(findings, |SelectedNetwork { name, leads_to }, _, definition| match (definition, leads_to) {
+        (Some(Lookup::Found(definition)), NetworkLead::OnNode) => {
+            if let Some(why) = findings.obstacle(&["configuration-present", "configuration-valid"]) {
+                return CheckVerdict::not_checked(why);
             }
-            (Some(Lookup::Found(_)), lead) => CheckVerdict::pass(format!("{name}: {}", lead.text())),
-            _ => CheckVerdict::not_checked("the definition is not known"),
-        };
-        results.add(checks::DEFINITION_LEADS, verdict);
-    }
+            match networks::configuration(definition, &directory(findings.target, subject), &mut Vec::new()) {
+                Ok(found) => CheckVerdict::pass(format!("{name}: {}", joined(found.types()))),
+                Err(error) => CheckVerdict::fail(
+                    error.to_string(),
+                    "give the configuration on the node the name of the definition (key name in the file of detour install \
+                     --config), or add spec.config to the definition",
+                ),
+            }
+        }
+        (_, lead) => CheckVerdict::pass(format!("{name}: {}", lead.text())),
+    })
 }
 
 /// Returns the directory in which configurations are found by name: the primary plugin's `confDir`, or else the
@@ -102,13 +122,17 @@ fn directory(target: &CheckTarget, subject: &Subject) -> PathBuf {
     if reached.is_file() { reached.parent().map(Path::to_owned).unwrap_or_default() } else { reached }
 }
 
-/// Returns why the plugin runs for a pod on a node with the configurations `all`.
-///
-/// # Errors
-/// It does not run: what to do about it.
-fn attached(all: &[AppliedConf], subject: &Subject) -> Result<String, String> {
-    if let Some(one) = all.iter().find(|applied| !applied.as_attachment) {
-        return Ok(format!("for every pod ({})", one.origin.places.join(", ")));
+/// The checks whose failure explains why the plugin does not run for the pod.
+const OF_NETWORKS: [&str; 3] = ["annotation-valid", "definition-found", "definition-leads"];
+
+/// Checks whether the plugin runs for the pod: for every pod, or because the pod selects one of its networks.
+pub(super) fn attached(findings: &Findings<'_>) -> Option<CheckVerdict> {
+    if let Some(because) = findings.failure(|line| OF_NETWORKS.contains(&&*line.id)) {
+        return Some(because);
+    }
+    let subject = findings.subject.as_ref()?;
+    if let Some(one) = findings.configurations.iter().find(|applied| !applied.as_attachment) {
+        return Some(CheckVerdict::pass(format!("for every pod ({})", one.origin.places.join(", "))));
     }
     let is_own = |one: &&SelectedNetwork| match &one.leads_to {
         NetworkLead::File(_) => true,
@@ -116,66 +140,54 @@ fn attached(all: &[AppliedConf], subject: &Subject) -> Result<String, String> {
         _ => false,
     };
     let own = joined(subject.selected.iter().filter(is_own).map(|one| &one.name));
-    let network = all.first().map_or(USUAL, |applied| applied.conf.name.as_str());
-    match own.is_empty() {
-        false => Ok(own),
-        true => Err(format!(
-            "add the annotation k8s.v1.cni.cncf.io/networks: default/{network} to the pod template, or to the sidecar \
-             injector's template for all pods (manifests/samples); without Multus, run detour install --chained=true"
-        )),
+    let network = findings.configurations.first().map_or(USUAL, |applied| applied.conf.name.as_str());
+    Some(match subject.facts.pod.proxy() {
+        _ if !own.is_empty() => CheckVerdict::pass(own),
+        None => CheckVerdict::not_checked("the pod has no sidecar"),
+        Some(_) => CheckVerdict::fail(
+            "the pod's annotation names no network of this plugin",
+            format!(
+                "add the annotation k8s.v1.cni.cncf.io/networks: default/{network} to the pod template, or to the sidecar \
+                 injector's template for all pods (manifests/samples); without Multus, run detour install --chained=true"
+            ),
+        ),
+    })
+}
+
+/// Checks the decision that an ADD would make.
+pub(super) fn redirected(findings: &Findings<'_>) -> Option<CheckVerdict> {
+    let explains = |line: &ReportLine| line.id == "plugin-attached" || OF_NETWORKS.contains(&&*line.id);
+    if let Some(because) = findings.failure(explains) {
+        return Some(because);
     }
+    Some(match findings.explained.as_ref()? {
+        Ok(explained) => decision(findings.subject.as_ref()?, explained),
+        Err(error) => CheckVerdict::fail(error.to_string(), "correct it; until then, the ADD of this pod fails"),
+    })
 }
 
-/// Checks whether the plugin runs for the pod, and the decision that an ADD would make. Returns the explanation.
-pub(super) fn examine(all: &[AppliedConf], subject: Option<&Subject>, results: &mut Results) -> Option<Explanation> {
-    let explained = subject.map(explain);
-    let failed = |results: &Results, checks: &[&'static Check]| {
-        checks.iter().find(|check| results.has_failed(check)).map(|check| format!("because {} failed", check.id))
-    };
-    let unknown = failed(results, &[checks::ANNOTATION_VALID, checks::DEFINITION_FOUND, checks::DEFINITION_LEADS]);
-    results.run(checks::PLUGIN_ATTACHED, || {
-        match (&unknown, subject.map(|subject| (attached(all, subject), subject))) {
-            (Some(why), _) => CheckVerdict::not_checked(why),
-            (None, Some((Ok(found), _))) => CheckVerdict::pass(found),
-            (None, Some((Err(next), subject))) if subject.facts.pod.proxy().is_some() => {
-                CheckVerdict::fail("the pod's annotation names no network of this plugin", next)
-            }
-            (None, _) => CheckVerdict::not_checked("the pod has no sidecar"),
-        }
-    });
-    let unknown = unknown.or_else(|| failed(results, &[checks::PLUGIN_ATTACHED]));
-    results.run(checks::REDIRECTED, || match (unknown, subject.zip(explained.as_ref())) {
-        (Some(why), _) => CheckVerdict::not_checked(why),
-        (None, Some((subject, Ok(explained)))) => decision(subject, explained),
-        (None, Some((_, Err(error)))) => {
-            CheckVerdict::fail(error.to_string(), "correct it; until then, the ADD of this pod fails")
-        }
-        (None, None) => CheckVerdict::not_checked("no configuration is known"),
-    });
-    explained.and_then(Result::ok)
-}
-
-fn decision(Subject { conf, facts, .. }: &Subject, explanation: &Explanation) -> CheckVerdict {
+fn decision(Subject { facts, .. }: &Subject, explanation: &Explanation) -> CheckVerdict {
     let (pod, Explanation { decision, policy, .. }) = (&facts.pod, explanation);
     let by_others = pod.all_containers().any(|container| container.name == INIT_CONTAINER);
-    let warnings = match explanation.warnings.len() {
+    let ignored = explanation.notes.iter().filter(|note| note.starts_with("warning: "));
+    let warnings = match explanation.warnings.len() + ignored.count() {
         0 => String::new(),
         count => format!("; {}, see detour explain", counted(count, "warning")),
     };
     if explanation.redirected || by_others || policy.ambient || (pod.proxy().is_some() && !policy.is_empty()) {
         return CheckVerdict::pass(format!("{decision}{warnings}"));
     }
-    let next = if conf.kubernetes.excludes(&pod.namespace) {
-        format!("remove {} from kubernetes.exclude_namespaces, or move the pod to another namespace", pod.namespace)
-    } else if pod.proxy().is_none() {
-        format!(
+    let next = match pod.proxy() {
+        None => format!(
             "to add the pod to the mesh, label its namespace (kubectl label namespace {} istio-injection=enabled) and delete \
              the pod; otherwise nothing is wrong",
             pod.namespace
-        )
-    } else {
-        "see detour explain for the rule that decided; if the pod is not meant to be redirected, nothing is wrong"
-            .to_owned()
+        ),
+        Some(_) => {
+            "if the pod is meant to be redirected, change what decided (kubernetes.exclude_namespaces, or see detour \
+                    explain); otherwise nothing is wrong"
+                .to_owned()
+        }
     };
     CheckVerdict::fail(decision.clone(), next)
 }
@@ -186,37 +198,26 @@ const FAILURES: [&str; 3] = ["FailedCreatePodSandBox", "FailedCreatePodContainer
 const JOURNALS: [&str; 2] = ["/var/log/journal", "/run/log/journal"];
 /// Units of systemd that run the container runtime or the kubelet. The detected platform can be wrong, therefore all
 /// are tried (docs.k3s.io, docs.rke2.io, docs.k0sproject.io, `MicroK8s`: "Configuring services", microshift.io).
-const UNITS: [&str; 14] = [
-    "crio",
-    "containerd",
-    "docker",
-    "cri-docker",
-    "kubelet",
-    "k3s",
-    "k3s-agent",
-    "rke2-server",
-    "rke2-agent",
-    "k0scontroller",
-    "k0sworker",
-    "snap.microk8s.daemon-containerd",
-    "snap.microk8s.daemon-kubelite",
-    "microshift",
-];
+const UNITS: &str = "crio, containerd, docker, cri-docker, kubelet, k3s, k3s-agent, rke2-server, rke2-agent, k0scontroller, \
+    k0sworker, snap.microk8s.daemon-containerd, snap.microk8s.daemon-kubelite, microshift";
 /// The number of bytes that are read from the end of a log file.
 const TAIL: u64 = 1 << 20;
 const REPLACE_LOG: &str = "set log_file to a path such as /var/log/detour.log";
 /// The maximum length of a line in a finding, in bytes.
 const MAX_LINE: usize = 1000;
 
-/// Checks the pod's Events. A failure counts only while the pod is not `running`.
-pub(super) fn events(api: Option<&Api>, pod: &PodRef, running: bool, results: &mut Results) {
-    let PodRef { namespace, name, .. } = pod;
-    let by_hand = format!("run kubectl get events -n {namespace} --field-selector involvedObject.name={name}");
-    results.run(checks::EVENTS, || match api.map(|api| api.events(pod)) {
-        None => CheckVerdict::to_do("no API server is known", by_hand),
-        Some(Err(error)) => CheckVerdict::to_do(error.to_string(), by_hand),
-        Some(Ok(events)) => events_verdict(&events, running),
-    });
+/// Checks the pod's Events. A failure counts only while the pod has no network namespace.
+pub(super) fn events(findings: &Findings<'_>) -> Option<CheckVerdict> {
+    let pod = findings.target.pod.as_ref()?;
+    let events = findings.api().and_then(|api| api.events(pod).map_err(|error| error.to_string()));
+    Some(match events {
+        Ok(events) => events_verdict(&events, findings.found().is_some()),
+        Err(why) => {
+            let PodRef { namespace, name, .. } = pod;
+            let next = format!("run kubectl get events -n {namespace} --field-selector involvedObject.name={name}");
+            CheckVerdict::to_do(why, next)
+        }
+    })
 }
 
 fn events_verdict(events: &[Event], running: bool) -> CheckVerdict {
@@ -242,24 +243,23 @@ fn events_verdict(events: &[Event], running: bool) -> CheckVerdict {
 }
 
 /// Checks the journal entries of the runtime and of the kubelet.
-pub(super) fn runtime_log(target: &CheckTarget, pod: &PodRef, container: Option<&str>, results: &mut Results) {
-    let PodRef { namespace, name, .. } = pod;
+pub(super) fn runtime_log(findings: &Findings<'_>) -> Option<CheckVerdict> {
+    let PodRef { namespace, name, .. } = findings.target.pod.as_ref()?;
+    let container = findings.found().and_then(|found| found.container_id.as_deref());
     // Runtimes write shop/web-0, shop_web-0, or namespace and name each with its key.
     let has = |line: &str, word: &str| {
         line.split(|c: char| !c.is_ascii_alphanumeric() && !"-.".contains(c)).any(|token| token == word)
     };
-    let is_about = |line: &&str| {
-        container.is_some_and(|id| line.contains(id)) || (has(line, name.as_str()) && has(line, namespace.as_str()))
-    };
-    let verdict = match read_journal(target) {
+    let is_about =
+        |line: &&str| container.is_some_and(|id| line.contains(id)) || (has(line, name) && has(line, namespace));
+    Some(match read_journal(findings.target) {
         Ok((units, text)) => {
             let mut lines: Vec<&str> = text.lines().filter(is_about).collect();
             lines.reverse();
             last_line_verdict(&lines, &format!("the journal of the last day ({})", units.join(", ")))
         }
         Err(why) => CheckVerdict::to_do(why, by_hand(name)),
-    };
-    results.add(checks::RUNTIME_LOG, verdict);
+    })
 }
 
 /// Reads the journal entries of the last day, the newest first: the output is cut at its end. Returns the units that it has,
@@ -275,9 +275,9 @@ fn read_journal(target: &CheckTarget) -> Result<(Vec<&'static str>, String), Str
     };
     let logged = journalctl(&["--field=_SYSTEMD_UNIT"])?;
     let is_logged = |unit: &&str| logged.lines().any(|line| line.strip_suffix(".service") == Some(unit));
-    let units: Vec<&str> = UNITS.into_iter().filter(is_logged).collect();
+    let units: Vec<&str> = UNITS.split(", ").filter(is_logged).collect();
     if units.is_empty() {
-        return Err(format!("the journal has no entries of the units {}", UNITS.join(", ")));
+        return Err(format!("the journal has no entries of the units {UNITS}"));
     }
     let mut arguments = vec!["--output=short-iso", "--since=-24h", "--reverse"];
     arguments.extend(units.iter().flat_map(|unit| ["-u", unit]));
@@ -293,26 +293,22 @@ fn by_hand(pattern: &str) -> String {
 }
 
 /// Checks the plugin's log file.
-pub(super) fn plugin_log(target: &CheckTarget, conf: Option<&NetConf>, pod: &PodRef, results: &mut Results) {
-    let PodRef { namespace, name, .. } = pod;
-    let Some(file) = conf.and_then(|conf| conf.log_file.as_deref()) else {
-        let why = "log_file is not set; the runtime logs the plugin's lines";
-        let next = by_hand(&format!("pod={namespace}/{name}"));
-        return results.add(checks::PLUGIN_LOG, CheckVerdict::to_do(why, next));
-    };
-    let shown = file.display();
-    if let Err(why) = logging::check_log_file(file) {
-        let found = format!("log_file: {why}; the plugin logs to stderr only");
-        return results.add(checks::PLUGIN_LOG, CheckVerdict::fail(found, REPLACE_LOG));
-    }
+pub(super) fn plugin_log(findings: &Findings<'_>) -> Option<CheckVerdict> {
+    let PodRef { namespace, name, .. } = findings.target.pod.as_ref()?;
     let about = format!("pod={namespace}/{name}");
+    let Some(file) = findings.conf().and_then(|conf| conf.log_file.as_deref()) else {
+        let why = "log_file is not set; the runtime logs the plugin's lines";
+        return Some(CheckVerdict::to_do(why, by_hand(&about)));
+    };
+    if let Err(why) = logging::check_log_file(file) {
+        return Some(CheckVerdict::fail(format!("log_file: {why}; the plugin logs to stderr only"), REPLACE_LOG));
+    }
+    let shown = file.display();
     let is_about = |line: &&str| line.split(' ').any(|word| word == about);
-    let text = target.reach_named(file).and_then(|file| tail(&file));
-    let verdict = match text {
+    Some(match findings.target.reach_named(file).and_then(|file| tail(&file)) {
         Err(why) => CheckVerdict::not_checked(format!("{shown}: {why}")),
         Ok(text) => last_line_verdict(&text.lines().filter(is_about).collect::<Vec<_>>(), &shown.to_string()),
-    };
-    results.add(checks::PLUGIN_LOG, verdict);
+    })
 }
 
 /// Checks whether the last line about the pod reports an error.

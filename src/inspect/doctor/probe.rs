@@ -4,27 +4,23 @@
 //! The application receives nothing. A connection that the proxy accepts is closed without a byte. If no process listens
 //! on the proxy's port, the doctor listens there for the moment.
 
-use super::checks::{self, Check};
-use super::report::{CheckVerdict, Results};
-use super::rules::{ProbeUser, Users};
+use super::findings::Findings;
+use super::report::CheckVerdict;
+use super::rules::{NO_ATTACHMENT, ProbeUser, Users};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error};
 use crate::firewall::nfnetlink::{Connection, NfSocket};
 use crate::firewall::rule::protocol_number;
 use crate::firewall::{Arrival, Destination, Packet, RuleFormat, RulesetView, Sender};
 use crate::inspect::rules::LOCK_TIMEOUT;
-use crate::netns::find::FoundNetns;
 use crate::netns::own_addresses;
-use crate::pod::Facts;
+use crate::pod::Pod;
 use crate::policy::{DnsCapture, Ipv6, Policy, Protocol, TrafficOwner};
 use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, connect, getsockname, send, socket,
-};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
-use std::fs::File;
-use std::io::Read;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 
 const DNS_PORT: u16 = 53;
 /// UIDs that no container uses: `nobody`, and one above OpenShift's ranges.
@@ -36,40 +32,36 @@ struct Range<'a> {
     policy: &'a Policy,
     view: RulesetView,
     own: Vec<IpAddr>,
-    /// UIDs whose traffic may be captured.
+    /// Users of the pod's containers, users without a container, and users that exclusions name.
     users: Vec<ProbeUser>,
     known_as: Users,
-    token: [u8; 16],
+    /// Names, addresses and ports of two runs differ.
+    random: u64,
 }
 
-/// Sends the probes and adds the checks.
-pub(super) fn examine(
-    found: Option<&FoundNetns>,
-    policy: Option<&Policy>,
-    facts: Option<&Facts>,
-    results: &mut Results,
-) {
-    let mut shoot = |check: &Check, shot: &(dyn Fn(&Range<'_>) -> CheckVerdict + Sync)| {
-        results.run(check, || {
-            let (Some(found), Some(policy)) = (found, policy) else {
-                return CheckVerdict::not_checked("no attachment has rules in this network namespace");
-            };
-            let shot = || Range::of(policy, facts).map(|range| shot(&range));
-            let verdict = found.open().and_then(|sandbox| sandbox.enter(LOCK_TIMEOUT, shot));
-            verdict.unwrap_or_else(|error| CheckVerdict::not_checked(error.to_string()))
-        });
+/// Sends a connection and a DNS query that the policy sends to the sidecar.
+pub(super) fn captured(findings: &Findings<'_>) -> CheckVerdict {
+    probe(findings, |range| range.probe(range.users.iter(), |arrival| matches!(arrival, Arrival::Sidecar(_))))
+}
+
+/// Sends a connection and a DNS query that the policy excludes, if possible of a user that an exclusion names.
+pub(super) fn excluded(findings: &Findings<'_>) -> CheckVerdict {
+    probe(findings, |range| range.probe(range.users.iter().rev(), |arrival| arrival == Arrival::Direct))
+}
+
+/// Sends probes from the pod's network namespace.
+fn probe(findings: &Findings<'_>, send: fn(&Range<'_>) -> CheckVerdict) -> CheckVerdict {
+    let (Some(found), Some(policy)) = (findings.found(), findings.policy()) else {
+        return CheckVerdict::not_checked(NO_ATTACHMENT);
     };
-    shoot(checks::PROBE_CAPTURED, &|range| range.captured());
-    shoot(checks::PROBE_EXCLUDED, &|range| range.excluded());
+    let work = || Range::of(policy, findings.pod()).map(|range| send(&range));
+    let verdict = found.open().and_then(|netns| netns.enter(LOCK_TIMEOUT, work));
+    verdict.unwrap_or_else(|error| CheckVerdict::not_checked(error.to_string()))
 }
 
 impl<'a> Range<'a> {
-    fn of(policy: &'a Policy, facts: Option<&Facts>) -> Result<Self, Error> {
-        let mut token = [0; 16];
-        #[expect(clippy::disallowed_methods, reason = "a device of the kernel's own")]
-        let random = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut token));
-        random.map_err(|error| Error::new(Code::Io, format!("can't read /dev/urandom: {error}")))?;
-        let known = facts.iter().flat_map(|facts| facts.pod.all_containers().map(|c| (&facts.pod, c)));
+    fn of(policy: &'a Policy, pod: Option<&Pod>) -> Result<Self, Error> {
+        let known = pod.into_iter().flat_map(|pod| pod.all_containers().map(move |container| (pod, container)));
         let known = known.filter_map(|(pod, container)| {
             let uid = u32::try_from(pod.user_of(container)?).ok()?;
             let gid = pod.group_of(container).and_then(|gid| u32::try_from(gid).ok());
@@ -77,16 +69,22 @@ impl<'a> Range<'a> {
         });
         let strangers = UNUSED_UIDS.map(|id| ProbeUser { uid: id, gid: id });
         let known_as = Users::here()?;
-        let users = known.chain(strangers).filter(|user| known_as.outside(*user).is_some()).collect();
+        let users = known.chain(strangers).filter(|user| known_as.outside(*user).is_some());
+        let owners = policy.exclusions.iter().filter_map(|exclusion| match exclusion.owner {
+            TrafficOwner::Any => None,
+            TrafficOwner::Uid(range) => Some(ProbeUser { uid: range.first, gid: UNUSED_UIDS[0] }),
+            TrafficOwner::Gid(range) => Some(ProbeUser { uid: UNUSED_UIDS[0], gid: range.first }),
+        });
         // Packets arrive at the same destinations in both rule formats.
         let view = RulesetView::of_policy(policy, RuleFormat::default());
-        Ok(Self { policy, view, own: own_addresses()?, users, known_as, token })
+        let (users, random) = (users.chain(owners).collect(), RandomState::new().hash_one(0));
+        Ok(Self { policy, view, own: own_addresses()?, users, known_as, random })
     }
 
     /// Returns an address that is reserved for documentation (RFC 5737, RFC 3849), for each address family of the pod
     /// that has rules.
     fn nowhere(&self) -> Vec<IpAddr> {
-        let last = self.token[0].clamp(1, 254);
+        let [last, ..] = self.random.to_be_bytes().map(|byte| byte.clamp(1, 254));
         let v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into());
         let both = [IpAddr::V4(Ipv4Addr::new(192, 0, 2, last)), v6.into()];
         both.into_iter().filter(|ip| self.serves(*ip)).collect()
@@ -97,10 +95,6 @@ impl<'a> Range<'a> {
         !off && self.own.iter().any(|own| own.is_ipv4() == ip.is_ipv4())
     }
 
-    fn port(&self) -> u16 {
-        20_000 + u16::from_be_bytes([self.token[1], self.token[2]]) % 10_000
-    }
-
     /// Returns the destination according to the policy.
     fn wanted(&self, user: ProbeUser, to: SocketAddr, protocol: Protocol) -> Arrival {
         let from = Sender::Process { uid: user.uid, gid: Some(user.gid), set: None };
@@ -108,26 +102,19 @@ impl<'a> Range<'a> {
         self.view.evaluate(packet).arrival
     }
 
-    /// Sends a connection and a DNS query that the policy sends to the sidecar.
-    fn captured(&self) -> CheckVerdict {
-        self.probe(&self.users, |arrival| matches!(arrival, Arrival::Sidecar(_)))
-    }
-
-    /// Sends a connection and a DNS query of users that exclusions name.
-    fn excluded(&self) -> CheckVerdict {
-        let users: Vec<_> = self.policy.exclusions.iter().filter_map(|one| self.user_of(one.owner)).collect();
-        self.probe(&users, |arrival| arrival == Arrival::Direct)
-    }
-
     /// Sends a connection and a DNS query of each address family whose destination, according to the policy, `is_wanted`.
-    fn probe(&self, users: &[ProbeUser], is_wanted: fn(Arrival) -> bool) -> CheckVerdict {
+    fn probe<'u>(
+        &self,
+        users: impl Iterator<Item = &'u ProbeUser> + Clone,
+        is_wanted: fn(Arrival) -> bool,
+    ) -> CheckVerdict {
         let to = |ips: Vec<IpAddr>, port| ips.into_iter().map(move |ip| SocketAddr::new(ip, port));
-        let tcp = to(self.nowhere(), self.port()).map(|to| (to, Protocol::Tcp));
+        let tcp = to(self.nowhere(), 20_000 + (self.random % 10_000) as u16).map(|to| (to, Protocol::Tcp));
         let dns = to(self.resolvers(), DNS_PORT).map(|to| (to, Protocol::Udp));
         let (mut sent, mut verdicts) = (Vec::new(), Vec::new());
         for (to, protocol) in tcp.chain(dns) {
             let is_wanted = |user: &&ProbeUser| is_wanted(self.wanted(**user, to, protocol));
-            let user = users.iter().find(is_wanted).filter(|_| !sent.contains(&(protocol, to.is_ipv4())));
+            let user = users.clone().find(is_wanted).filter(|_| !sent.contains(&(protocol, to.is_ipv4())));
             if let Some(user) = user {
                 sent.push((protocol, to.is_ipv4()));
                 verdicts.push(self.send(*user, to, protocol));
@@ -148,22 +135,12 @@ impl<'a> Range<'a> {
         self.nowhere().into_iter().chain(named).collect()
     }
 
-    /// Returns a user whose traffic the owner covers.
-    fn user_of(&self, owner: TrafficOwner) -> Option<ProbeUser> {
-        let stranger = UNUSED_UIDS[0];
-        match owner {
-            TrafficOwner::Any => self.users.first().copied(),
-            TrafficOwner::Uid(range) => Some(ProbeUser { uid: range.first, gid: stranger }),
-            TrafficOwner::Gid(range) => Some(ProbeUser { uid: stranger, gid: range.first }),
-        }
-    }
-
     /// Returns a DNS query for a random name below `invalid` (RFC 1035, section 4.1; RFC 2606).
     fn query(&self) -> Vec<u8> {
-        let label: String = self.token.iter().map(|byte| format!("{byte:02x}")).collect();
-        let mut query = vec![self.token[0], self.token[1], 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+        let label = format!("{:016x}", self.random);
+        let mut query = vec![0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
         for label in [label.as_bytes(), b"invalid"] {
-            // A label has 63 bytes at the most; these have 32 and 7.
+            // A label has 63 bytes at the most; these have 16 and 7.
             query.push(label.len() as u8);
             query.extend(label);
         }
@@ -210,30 +187,30 @@ impl<'a> Range<'a> {
 /// # Errors
 /// The probe can't be sent, or connection tracking has no entry for it.
 fn send_as(user: ProbeUser, protocol: Protocol, to: SocketAddr, query: &[u8]) -> Result<(SocketAddr, usize), Error> {
-    let failed = |what: &str, errno: Errno| Error::new(Code::Io, format!("{to}/{protocol}: {what}: {errno}"));
+    let failed = |what: &str, error: io::Error| Error::new(Code::Io, format!("{to}/{protocol}: {what}: {error}"));
     let socket = owned_by(user, protocol, to).map_err(|errno| match errno {
         Errno::EPERM => Error::new(
             Code::Io,
             format!("UID {}, GID {}: sending as another user needs CAP_SETUID and CAP_SETGID", user.uid, user.gid),
         ),
-        errno => failed("can't open a socket", errno),
+        errno => failed("can't open a socket", errno.into()),
     })?;
-    let outcome = connect(socket.as_raw_fd(), &SockaddrStorage::from(to));
-    if let Err(errno) = outcome
-        && errno != Errno::EINPROGRESS
-    {
-        return Err(failed("can't connect", errno));
+    match socket.connect(to) {
+        Err(error) if error.raw_os_error() != Some(Errno::EINPROGRESS as i32) => {
+            return Err(failed("can't connect", error));
+        }
+        _ => {}
     }
-    let from = local(&socket).ok_or_else(|| failed("the socket has no local address", Errno::EINVAL))?;
+    let from = socket.local_addr().map_err(|error| failed("the socket has no local address", error))?;
     if protocol == Protocol::Udp {
-        send(socket.as_raw_fd(), query, MsgFlags::empty()).map_err(|errno| failed("can't send", errno))?;
+        socket.send(query).map_err(|error| failed("can't send", error))?;
     }
     fate(protocol, from, to)
 }
 
-/// Opens a socket as `user`. Rules match the fsuid and fsgid of the thread that opened the socket (xt_owner.c,
-/// nft_meta.c).
-fn owned_by(user: ProbeUser, protocol: Protocol, to: SocketAddr) -> Result<OwnedFd, Errno> {
+/// Opens a socket of `protocol` as `user`; the standard library's type has the calls that both protocols need. Rules match
+/// the fsuid and fsgid of the thread that opened the socket (xt_owner.c, nft_meta.c).
+fn owned_by(user: ProbeUser, protocol: Protocol, to: SocketAddr) -> Result<UdpSocket, Errno> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let kind = if protocol == Protocol::Tcp { SockType::Stream } else { SockType::Datagram };
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
@@ -246,13 +223,7 @@ fn owned_by(user: ProbeUser, protocol: Protocol, to: SocketAddr) -> Result<Owned
     };
     setfsuid(before.1);
     setfsgid(before.0);
-    socket
-}
-
-fn local(socket: &OwnedFd) -> Option<SocketAddr> {
-    let address: SockaddrStorage = getsockname(socket.as_raw_fd()).ok()?;
-    let v4 = address.as_sockaddr_in().map(|a| SocketAddr::from((a.ip(), a.port())));
-    v4.or_else(|| address.as_sockaddr_in6().map(|a| SocketAddr::from((a.ip(), a.port()))))
+    socket.map(UdpSocket::from)
 }
 
 /// Returns the real destination and the number of connection tracking entries.

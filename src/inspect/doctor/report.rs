@@ -1,15 +1,12 @@
 //! The types that all checks share: a verdict, the results, and the list that is printed or serialized.
 
-use super::checks::Check;
 use crate::cluster::agent::PoliciesReport;
-use crate::cni::NetConf;
 use crate::host_path::{HostPath, HostRoot};
 use crate::inspect::needless_exclusions::NeedlessExclusion;
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, joined};
 use crate::plugin::FormatCounts;
 use crate::plugin::node::InstalledText;
 use crate::pod::PodRef;
-use crate::printable::without_secrets;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -217,50 +214,6 @@ impl CheckVerdict {
 /// The timeout of a request to the agent.
 pub(super) const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The results so far, in the order of the checks.
-#[derive(Debug, Default)]
-pub(super) struct Results {
-    pub(super) lines: Vec<ReportLine>,
-}
-
-impl Results {
-    /// Adds a verdict. User names and passwords in URLs are removed, because users share these lists.
-    pub(super) fn add(&mut self, check: &Check, CheckVerdict { outcome, found, next }: CheckVerdict) {
-        let public = |text: String| without_secrets(&text);
-        let verdict = CheckVerdict { outcome, found: public(found), next: next.map(public) };
-        let Check { id, group, holds, .. } = *check;
-        self.lines.push(ReportLine { id: id.into(), group: group.into(), checked: holds.into(), verdict });
-    }
-
-    /// Makes a check if all that it needs were made and did not fail; otherwise adds it as not checked.
-    pub(super) fn run(&mut self, check: &Check, verdict: impl FnOnce() -> CheckVerdict) {
-        let verdict = self.obstacle(check.needs).map_or_else(verdict, CheckVerdict::not_checked);
-        self.add(check, verdict);
-    }
-
-    /// Returns the first failed check of a group.
-    pub(super) fn failed_in(&self, group: &str) -> Option<&str> {
-        let failed = |line: &&ReportLine| line.group == group && line.verdict.outcome == CheckOutcome::Fail;
-        self.lines.iter().find(failed).map(|line| &*line.id)
-    }
-
-    /// Whether the check failed.
-    pub(super) fn has_failed(&self, check: &Check) -> bool {
-        self.lines.iter().any(|line| line.id == check.id && line.verdict.outcome == CheckOutcome::Fail)
-    }
-
-    /// Returns why the first of `needed` that failed or was not checked prevents other checks.
-    pub(super) fn obstacle(&self, needed: &[&Check]) -> Option<String> {
-        let bad = |check: &&Check| {
-            let is_usable = |outcome| matches!(outcome, CheckOutcome::Pass | CheckOutcome::Warn);
-            let line = self.lines.iter().find(|line| line.id == check.id && !is_usable(line.verdict.outcome))?;
-            let how = if line.verdict.outcome == CheckOutcome::Fail { "failed" } else { "was not checked" };
-            Some(format!("because {} {how}", line.id))
-        };
-        needed.iter().find_map(bad)
-    }
-}
-
 /// The node to examine, and optionally a pod.
 #[derive(Debug, Clone)]
 pub struct CheckTarget {
@@ -280,8 +233,8 @@ pub struct CheckTarget {
     pub programs: Vec<HostPath>,
     /// The installed configurations; none if the command line names one.
     pub installed: Vec<InstalledText>,
-    /// The own list of the node, if it has one.
-    pub own_list: Option<OwnList>,
+    /// The own lists of the node.
+    pub own_lists: Vec<OwnList>,
     /// The directory of Multus's auxiliary chain, if one of the plugin's files is there, and the files because of which
     /// Multus skips all plugins, each with the reason.
     pub multus_chain: Option<(HostPath, Vec<String>)>,
@@ -306,13 +259,6 @@ pub struct OwnList {
 }
 
 impl CheckTarget {
-    /// Returns the path in this process of the agent's socket.
-    pub(super) fn agent_socket(&self, conf: Option<&NetConf>) -> Result<PathBuf, String> {
-        let named = conf.and_then(|conf| conf.kubernetes.agent_socket.as_deref());
-        let reached = named.and_then(|path| self.reach_named(path).ok());
-        reached.ok_or_else(|| "the configuration names no agent_socket".to_owned())
-    }
-
     /// Returns the path in this process of a path on the node.
     pub(super) fn reach(&self, path: &HostPath) -> io::Result<PathBuf> {
         HostRoot::new(&self.mount).reach(path)
@@ -373,14 +319,6 @@ mod tests {
         assert_eq!(serde_json::to_value(CheckOutcome::Warn).expect("serialized"), "warn");
     }
 
-    const fn check(id: &'static str, needs: &'static [&'static Check]) -> Check {
-        Check { id, group: "node", holds: id, needs }
-    }
-
-    const A: &Check = &check("a", &[]);
-    const B: &Check = &check("b", &[A]);
-    const C: &Check = &check("c", &[A, B]);
-
     /// A node's name comes from its host name or from a flag.
     #[test]
     fn any_name_of_a_node_is_printed() {
@@ -399,32 +337,5 @@ mod tests {
         assert_eq!(failed, CheckVerdict::fail("b; d", "mend b; mend d"));
         assert_eq!(CheckVerdict::merged([pass("a"), CheckVerdict::not_checked("c"), pass("b")]), pass("a; b"));
         assert_eq!(CheckVerdict::merged([CheckVerdict::not_checked("c")]), CheckVerdict::not_checked("c"));
-    }
-
-    #[test]
-    fn user_names_and_passwords_are_removed_from_urls() {
-        let mut results = Results::default();
-        results.add(A, CheckVerdict::fail("https://u:s3cr3t@a failed", "ask http://s3cr3t@b"));
-        let line = &results.lines[0];
-        let shown = (line.verdict.found.as_str(), line.verdict.next.as_deref());
-        assert_eq!(shown, ("https://(redacted)@a failed", Some("ask http://(redacted)@b")));
-    }
-
-    #[test]
-    fn a_check_that_depends_on_a_failed_one_is_not_run() {
-        let mut results = Results::default();
-        results.add(A, CheckVerdict::pass("fine"));
-        results.run(B, || CheckVerdict::fail("broken", "mend it"));
-        results.run(C, || unreachable!("b failed"));
-        let outcomes: Vec<_> =
-            results.lines.iter().map(|line| (line.verdict.outcome, line.verdict.found.as_str())).collect();
-        let wanted = [
-            (CheckOutcome::Pass, "fine"),
-            (CheckOutcome::Fail, "broken"),
-            (CheckOutcome::NotChecked, "because b failed"),
-        ];
-        assert_eq!(outcomes, wanted);
-        assert_eq!(results.obstacle(&[C]), Some("because c was not checked".to_owned()));
-        assert_eq!(results.obstacle(&[A]), None);
     }
 }

@@ -2,18 +2,15 @@
 //! precede them, missing addresses and routes, the interface with the default route, and the proxy's ports. A pod with its
 //! own user namespace knows its users by other UIDs than this process.
 
-use super::checks;
-use super::report::{CheckTarget, CheckVerdict, Results};
+use super::findings::Findings;
+use super::report::CheckVerdict;
 use crate::cni::{Code, Error};
 use crate::firewall::DNS_PROXY_PORT;
 use crate::inspect::nodes::node_hint;
 use crate::inspect::rules::{LOCK_TIMEOUT, LiveRules, Mark, RuleLine, RulesReport};
 use crate::inspect::terminal::{first_of, joined};
-use crate::netns::find::{FoundNetns, NodeSnapshot};
 use crate::netns::{listening_ports, public_route_interfaces};
-use crate::pod::{Pod, PodRef};
 use crate::policy::{DnsCapture, Policy, Redirect};
-use crate::state::Store;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -23,31 +20,25 @@ const NAMED: usize = 3;
 const REPAIR: &str = "delete the pod, or let the agent repair it (repair.enabled); compare the rules with detour rules";
 
 /// Checks the rules, addresses and routes of the network namespace.
-pub(super) fn examine(
-    found: Option<&FoundNetns>,
-    store: &Store,
-    wanted: Option<&Policy>,
-    results: &mut Results,
-) -> Option<(LiveRules, RulesReport)> {
-    let read = found.map(|found| LiveRules::of_found(found, store).map(|live| (live.report(), live)));
-    results.run(checks::RULES_EQUAL, || match &read {
-        Some(Ok((report, live))) => {
-            CheckVerdict::merged([equal(report, wanted)].into_iter().chain(fixtures(live)).chain(guarded(live)))
+pub(super) fn equal(findings: &mut Findings<'_>) -> CheckVerdict {
+    let Some(found) = findings.found() else {
+        return CheckVerdict::not_checked("the pod's network namespace is not known");
+    };
+    match LiveRules::of_found(found, &findings.store()) {
+        Ok(live) => {
+            let report = live.report();
+            let equal = as_desired(&report, findings.wanted());
+            let verdict = CheckVerdict::merged([equal].into_iter().chain(fixtures(&live)).chain(guarded(&live)));
+            findings.live = Some((live, report));
+            verdict
         }
-        Some(Err(error)) => {
+        Err(error) => {
             CheckVerdict::fail(error.to_string(), "run detour doctor as root on the node, or in the agent's pod")
         }
-        None => CheckVerdict::not_checked("the pod's network namespace is not known"),
-    });
-    let read = read.and_then(Result::ok).map(|(report, live)| (live, report));
-    results.run(checks::RULES_FIRST, || match &read {
-        Some((live, report)) if live.desired.is_some() => in_front(report),
-        _ => CheckVerdict::not_checked("no attachment has rules in this network namespace"),
-    });
-    read
+    }
 }
 
-fn equal(report: &RulesReport, wanted: Option<&Policy>) -> CheckVerdict {
+fn as_desired(report: &RulesReport, wanted: Option<&Policy>) -> CheckVerdict {
     let wrong: Vec<&RuleLine> = report.rules.iter().filter(|line| line.is_drift()).collect();
     // Missing addresses and routes are reported by another check.
     let only_absent = wrong.is_empty() && !report.absent.is_empty();
@@ -70,8 +61,14 @@ fn equal(report: &RulesReport, wanted: Option<&Policy>) -> CheckVerdict {
     }
 }
 
+/// The reason if the saved state has no attachment of the pod.
+pub(super) const NO_ATTACHMENT: &str = "no attachment has rules in this network namespace";
+
 /// Checks for foreign rules that precede one of ours in the same netfilter chain.
-fn in_front(report: &RulesReport) -> CheckVerdict {
+pub(super) fn first(findings: &Findings<'_>) -> CheckVerdict {
+    let Some((_, report)) = findings.live.as_ref().filter(|(live, _)| live.desired.is_some()) else {
+        return CheckVerdict::not_checked(NO_ATTACHMENT);
+    };
     let front = report.in_front();
     match front.is_empty() {
         true => CheckVerdict::pass("none"),
@@ -97,57 +94,44 @@ fn guarded(live: &LiveRules) -> Option<CheckVerdict> {
     ))
 }
 
-/// Finds the pod on this node, by its UID or, if the UID is unknown, by its name.
-pub(super) fn find(target: &CheckTarget, named: &PodRef, pod: Option<&Pod>) -> Result<Option<FoundNetns>, Error> {
-    match pod {
-        None => NodeSnapshot::take(&target.mount)?.of_name(&named.namespace, &named.name),
-        Some(pod) if pod.host_network => Ok(None),
-        Some(pod) => NodeSnapshot::take(&target.mount)?.of_pod(pod),
+/// Checks the pod's location; for a pod on another node, the next step is the command to run there.
+pub(super) fn netns(findings: &Findings<'_>) -> CheckVerdict {
+    let target = findings.target;
+    let pod = findings.pod();
+    if pod.is_some_and(|pod| pod.host_network) {
+        return CheckVerdict::not_checked("the pod uses the node's network namespace (hostNetwork)");
     }
-}
-
-/// Adds the check of the pod's location; for a pod on another node, the next step is the command to run there.
-pub(super) fn examine_place(
-    found: &Result<Option<FoundNetns>, Error>,
-    pod: Option<&Pod>,
-    target: &CheckTarget,
-    results: &mut Results,
-) {
-    let verdict = match (pod, found) {
-        (Some(pod), _) if pod.host_network => {
-            CheckVerdict::not_checked("the pod uses the node's network namespace (hostNetwork)")
-        }
-        (_, Ok(Some(found))) => CheckVerdict::pass(found.evidence.clone()),
-        _ if results.has_failed(checks::EVENTS) => {
-            CheckVerdict::not_checked(format!("because {} failed", checks::EVENTS.id))
-        }
-        (_, Err(error)) => CheckVerdict::fail(
+    if let Some(found) = findings.found() {
+        return CheckVerdict::pass(found.evidence.as_str());
+    }
+    if let Some(because) = findings.failure(|line| line.id == "events") {
+        return because;
+    }
+    match (findings.place(), pod) {
+        (Err(error), _) => CheckVerdict::fail(
             error.to_string(),
             "run crictl inspectp on the node for the runtime's view of the sandbox",
         ),
-        (None, Ok(None)) => CheckVerdict::not_checked("the pod is not known"),
-        (Some(pod), Ok(None)) if pod.node_name.is_none() || pod.node_name != target.node_name => {
+        (Ok(_), None) => CheckVerdict::not_checked("the pod is not known"),
+        (Ok(_), Some(pod)) if pod.node_name.is_none() || pod.node_name != target.node_name => {
             let probe = if target.probe { " --probe" } else { "" };
             CheckVerdict::to_do("it does not run on this node", node_hint(pod, &format!("doctor{probe}")))
         }
-        (Some(_), Ok(None)) => CheckVerdict::fail(
+        (Ok(_), Some(_)) => CheckVerdict::fail(
             "this node has neither a cached CNI result nor a process of the pod",
             "the pod has ended or never started: see check events, and run crictl pods --name NAME on the node",
         ),
-    };
-    results.add(checks::NETNS_FOUND, verdict);
+    }
 }
 
-/// Checks whether the interface with the default route is captured, for a pod whose rules exclude interfaces. `policy`
-/// is that of the pod's attachments.
-pub(super) fn examine_default_route(found: Option<&FoundNetns>, policy: Option<&Policy>, results: &mut Results) {
-    let redirect = policy.and_then(Policy::redirect).filter(|redirect| !redirect.exclude_interfaces.is_empty());
-    let (Some(found), Some(redirect)) = (found, redirect) else { return };
-    let default = || -> Result<BTreeSet<String>, Error> { found.open()?.enter(LOCK_TIMEOUT, public_route_interfaces) };
-    results.run(checks::DEFAULT_ROUTE_CAPTURED, || match default() {
+/// Checks whether the interface with the default route is captured, for a pod whose rules exclude interfaces.
+pub(super) fn default_route(findings: &Findings<'_>) -> Option<CheckVerdict> {
+    let redirect = findings.policy()?.redirect().filter(|redirect| !redirect.exclude_interfaces.is_empty())?;
+    let default = findings.found()?.open().and_then(|netns| netns.enter(LOCK_TIMEOUT, public_route_interfaces));
+    Some(match default {
         Ok(default) => captured(&default, redirect),
         Err(error) => CheckVerdict::not_checked(error.to_string()),
-    });
+    })
 }
 
 fn captured(default: &BTreeSet<String>, redirect: &Redirect) -> CheckVerdict {
@@ -169,20 +153,18 @@ fn captured(default: &BTreeSet<String>, redirect: &Redirect) -> CheckVerdict {
 type Listener = (u16, u32);
 
 /// Checks whether the proxy listens on the ports that the rules redirect to, and as which user.
-pub(super) fn examine_listeners(found: Option<&FoundNetns>, policy: Option<&Policy>, results: &mut Results) {
-    results.run(checks::PROXY_LISTENING, || {
-        let Some((found, redirect)) = found.zip(policy.and_then(Policy::redirect)) else {
-            return CheckVerdict::not_checked("this plugin redirects nothing in the pod");
-        };
-        let listeners = || -> Result<Vec<Listener>, Error> {
-            let users = Users::here()?;
-            Ok(listening_ports()?.into_iter().map(|(port, uid)| (port, users.inside(uid))).collect())
-        };
-        match found.open().and_then(|netns| netns.enter(LOCK_TIMEOUT, listeners)) {
-            Ok(listeners) => CheckVerdict::merged([listening(&listeners, redirect), user(&listeners, redirect)]),
-            Err(error) => CheckVerdict::not_checked(error.to_string()),
-        }
-    });
+pub(super) fn listeners(findings: &Findings<'_>) -> CheckVerdict {
+    let Some((found, redirect)) = findings.found().zip(findings.policy().and_then(Policy::redirect)) else {
+        return CheckVerdict::not_checked("this plugin redirects nothing in the pod");
+    };
+    let listeners = || -> Result<Vec<Listener>, Error> {
+        let users = Users::here()?;
+        Ok(listening_ports()?.into_iter().map(|(port, uid)| (port, users.inside(uid))).collect())
+    };
+    match found.open().and_then(|netns| netns.enter(LOCK_TIMEOUT, listeners)) {
+        Ok(listeners) => CheckVerdict::merged([listening(&listeners, redirect), user(&listeners, redirect)]),
+        Err(error) => CheckVerdict::not_checked(error.to_string()),
+    }
 }
 
 fn listening(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {

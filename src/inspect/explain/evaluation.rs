@@ -17,7 +17,7 @@ use crate::sub_plugins::{
 /// The code of a warning that an ADD would fail.
 pub(super) const ADD_FAILS: &str = "add-fails";
 /// The code of the warning about a request whose sub-plugin is not in the chain.
-pub(in crate::inspect) const NOT_IN_CHAIN: &str = "not-in-chain";
+pub(super) const NOT_IN_CHAIN: &str = "not-in-chain";
 
 const WITHOUT_FACTS: &str =
     "the configuration has no source of pod facts: the plugin uses the configuration alone, and ignores the pod";

@@ -8,7 +8,6 @@ mod settings;
 mod warnings;
 
 pub use crate::sub_plugins::Warning;
-pub(super) use evaluation::NOT_IN_CHAIN;
 pub(super) use exclusions::application_containers;
 pub use exclusions::{ExcludedContainer, ExcludedPart, ExcludedTraffic, InitContainer};
 pub use picture::picture;

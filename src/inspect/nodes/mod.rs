@@ -6,7 +6,6 @@ mod agents;
 pub use agents::{AgentPod, has_sidecar, missing_agent};
 
 use super::audit::{AuditReport, AuditedPod, verdict};
-use super::child::ProgramOutput;
 use super::doctor::{CheckOutcome, Checklist, ReportLine};
 use super::needless_exclusions::{self, NeedlessExclusion};
 use super::terminal::{Cell, Screen, TextReport, Tone, counted, joined};
@@ -20,12 +19,13 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::process::Output;
 
 /// The start of an output that is not a report, in a message.
 const MAX_SHOWN: usize = 300;
 
 /// Parses the report that a command in an agent's container printed. It is input from another machine.
-fn report_of<T: DeserializeOwned>(ProgramOutput { stdout, stderr, .. }: ProgramOutput) -> Result<T, String> {
+fn report_of<T: DeserializeOwned>(Output { stdout, stderr, .. }: Output) -> Result<T, String> {
     /// What a command prints in place of its report.
     #[derive(Deserialize)]
     struct Failed {
@@ -85,7 +85,7 @@ pub struct PodOfNode {
 
 impl NodesAudit {
     /// Adds the output of `detour audit -o json` of an agent on a node.
-    pub fn add(&mut self, node: &str, output: Result<ProgramOutput, String>) {
+    pub fn add(&mut self, node: &str, output: Result<Output, String>) {
         match output.and_then(report_of) {
             Ok(AuditReport { pods, checked, .. }) => {
                 self.checked = self.checked.saturating_add(checked);
@@ -254,7 +254,7 @@ impl NodesCheck {
 impl NodeCheck {
     /// Returns the result of an agent from the output of `detour doctor -o json`, or from the reason why it is missing.
     #[must_use]
-    pub fn of_agent(agent: &AgentPod, output: Result<ProgramOutput, String>) -> Self {
+    pub fn of_agent(agent: &AgentPod, output: Result<Output, String>) -> Self {
         let own = Self {
             node: agent.node.clone(),
             agent: Some(agent.object.to_string()),
@@ -355,7 +355,7 @@ mod tests {
         let (node, release) = ("n1".to_owned(), "detour".to_owned());
         let agent = AgentPod { object, node, release, stopped: None, ready, enters_pods: true };
         let (stderr, status) = ("detour: x".into(), ExitStatus::default());
-        let output = output.map(|stdout| ProgramOutput { stdout: stdout.into(), stderr, status });
+        let output = output.map(|stdout| Output { stdout: stdout.into(), stderr, status });
         NodeCheck::of_agent(&agent, output.map_err(str::to_owned))
     }
 
@@ -428,7 +428,7 @@ mod tests {
 
     fn audit() -> NodesAudit {
         let mut audit = NodesAudit::default();
-        let output = |stdout: &str, stderr: &str| ProgramOutput {
+        let output = |stdout: &str, stderr: &str| Output {
             stdout: stdout.into(),
             stderr: stderr.into(),
             status: ExitStatus::default(),

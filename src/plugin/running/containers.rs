@@ -7,6 +7,7 @@ use crate::host_path::{HostPath, HostRoot};
 use crate::netns::NetnsId;
 use crate::plugin::netns_state;
 use crate::plugin::record::RecordPart;
+use crate::pod::PodRef;
 use crate::policy::{ContainerScope, Policy};
 use crate::state::{ROOT, Store};
 use std::collections::BTreeSet;
@@ -28,6 +29,8 @@ pub struct RunningContainer {
 pub struct ExcludedContainers {
     /// The path of its network namespace; `None` if no record has one.
     netns: Option<(PathBuf, NetnsId)>,
+    /// The pod; `None` if no record names it.
+    pub pod: Option<PodRef>,
     /// A policy that has only the excluded containers of all attachments.
     pub policy: Policy,
 }
@@ -69,10 +72,10 @@ impl ExcludedContainers {
         if !is_identifier(sandbox_id) {
             return Ok(None);
         }
-        let (shared, parts) = RecordPart::read_all(store, sandbox_id)?;
+        let (shared, parts, pod) = RecordPart::read_all(store, sandbox_id)?;
         let containers: BTreeSet<_> = parts.into_iter().flat_map(|part| part.policy.containers).collect();
         let policy = Policy { containers, ..Policy::default() };
-        Ok((!policy.containers.is_empty()).then(|| Self { netns: shared.location(), policy }))
+        Ok((!policy.containers.is_empty()).then(|| Self { netns: shared.location(), pod, policy }))
     }
 
     /// Makes the sets match the observed containers. Takes no lock: it never waits for a call of the plugin.
@@ -102,9 +105,9 @@ impl ExcludedContainers {
 
 #[cfg(test)]
 impl ExcludedContainers {
-    /// Returns the excluded containers of this policy, without a network namespace.
-    pub(crate) const fn of(policy: Policy) -> Self {
-        Self { netns: None, policy }
+    /// Returns the excluded containers of this policy and pod, without a network namespace.
+    pub(crate) const fn of(pod: PodRef, policy: Policy) -> Self {
+        Self { netns: None, pod: Some(pod), policy }
     }
 }
 

@@ -103,8 +103,7 @@ impl Sandboxes {
 impl Sandbox {
     /// Reads a pod sandbox; `None` if no record names its pod.
     fn read(store: &Store, container_id: &str) -> Result<Option<Self>, Error> {
-        let (shared, parts) = RecordPart::read_all(store, container_id)?;
-        let pod = parts.iter().find_map(|part| AddInputs::read(part.inputs.as_ref()?)).map(|inputs| inputs.pod);
+        let (shared, _, pod) = RecordPart::read_all(store, container_id)?;
         Ok(pod.map(|pod| Self {
             container_id: container_id.to_owned(),
             pod,

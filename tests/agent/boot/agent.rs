@@ -4,14 +4,13 @@ use crate::boot::agent_process::Agent;
 use crate::boot::api::Api;
 use crate::boot::pod::Pod;
 use crate::boot::scene::{Kind, Scene, api, call, has_rules, is_redirected, starts, waits};
+use crate::support::wait::until;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::thread;
-use std::time::{Duration, Instant};
-
-const DEADLINE: Duration = Duration::from_secs(120);
+use std::time::Duration;
 
 /// An API server that accepts connections and never answers.
 fn silent() -> Api {
@@ -22,17 +21,14 @@ fn silent() -> Api {
 
 /// Waits until the agent has accepted this many connections (proc(5): an accepted socket has the listener's path).
 fn wait_for_connections(socket: &Path, wanted: usize) {
-    let started = Instant::now();
     // The agent binds the socket elsewhere in the directory, and moves it.
     let directory = socket.parent().expect("a directory");
     let is_connected = |line: &&str| {
         let columns: Vec<&str> = line.split_whitespace().collect();
         columns.get(5) == Some(&"03") && columns.last().is_some_and(|path| Path::new(path).starts_with(directory))
     };
-    while fs::read_to_string("/proc/net/unix").expect("readable").lines().filter(is_connected).count() < wanted {
-        assert!(started.elapsed() < DEADLINE, "no {wanted} connections");
-        thread::yield_now();
-    }
+    let sockets = || fs::read_to_string("/proc/net/unix").expect("readable");
+    until("the agent accepts the connections", || sockets().lines().filter(is_connected).count() >= wanted);
 }
 
 /// Adds a meshed pod, which must be redirected.
@@ -111,12 +107,7 @@ fn with_the_own_list_only_pods_with_a_sidecar_wait_for_the_first_credentials() {
         let more = ["--platform=kubernetes", "--own-list=true", "--plugin-service-account=detour-plugin"];
         let _agent = Agent::on_node("first", &node.root, &node.api.url(), &more);
         let own = networks.join("00-detour.conflist");
-        let started = Instant::now();
-        while !own.exists() {
-            assert!(started.elapsed() < DEADLINE, "no own list");
-            thread::yield_now();
-        }
-        println!("own list after {:?}", started.elapsed());
+        until("the own list exists", || own.exists());
         assert!(!node.root.join("var/lib/cni/detour/kubeconfig").exists());
         let own: Value = serde_json::from_slice(&fs::read(&own).expect("readable")).expect("JSON");
         let mut conf = own["plugins"][1].clone();

@@ -161,19 +161,6 @@ fn two_releases_with_the_same_attachment_are_refused_unless_one_has_no_definitio
     assert_eq!(live(&admin, "istio-cni"), None);
     helm.upgrade("b-detour", &OPENSHIFT);
     assert_eq!(owner(&live(&admin, "istio-cni").expect("created")), (NAMESPACE, "b-detour"));
-    // b gives the definition to a, without an interruption.
-    let created = live(&admin, "istio-cni").expect("created");
-    admin
-        .merge(&created, &json!({"metadata": {"annotations": {"helm.sh/resource-policy": "keep"}}}))
-        .expect("annotated");
-    helm.upgrade("b-detour", &never);
-    helm.upgrade("a-detour", &[&OPENSHIFT[..], &["--set", "definitions=always", "--take-ownership"]].concat());
-    helm.uninstall("b-detour", NAMESPACE);
-    let given = live(&admin, "istio-cni").expect("given");
-    assert_eq!((owner(&given), &given["metadata"]["uid"]), ((NAMESPACE, "a-detour"), &created["metadata"]["uid"]));
-    helm.upgrade("a-detour", &OPENSHIFT);
-    helm.uninstall("a-detour", NAMESPACE);
-    assert_eq!(live(&admin, "istio-cni"), None);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The plugin on its own thread, and a simulated runtime, which encodes its messages independently of the plugin.
 
 use crate::support::directory::Directory;
-use detour_cni::agent::nri::{self, NriContainer, NriPod, NriReport};
+use detour_cni::agent::nri::{self, NriContainer, NriReport, Stage};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -216,28 +216,16 @@ pub(crate) fn error(code: u64, message: &str) -> Vec<u8> {
 /// The limit of each wait.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A report of the runtime.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Call {
-    Synchronize(Vec<NriPod>, Vec<NriContainer>),
-    Start(NriPod, NriContainer),
-    Started(NriPod, NriContainer),
-    Stopped(NriPod, NriContainer),
-    Removed(NriPod, NriContainer),
-}
-
-/// What the plugin did.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A report of the plugin, with the container that it names.
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Report {
-    Call(Call),
-    Status(NriStatus),
-}
-
-/// Whether the runtime reports containers to the plugin.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum NriStatus {
     Disconnected(String),
-    Registered { runtime: String, version: String },
+    /// The runtime, and its running containers.
+    Registered(String, Vec<NriContainer>),
+    Start(NriContainer),
+    Started(NriContainer),
+    Stopped(NriContainer),
+    Removed(NriContainer),
 }
 
 /// A running plugin. It ends with this value.
@@ -253,8 +241,8 @@ impl Plugin {
         Self::start_with(socket, |_| {})
     }
 
-    /// Starts a plugin; the receiver of its reports does `work` for each call, and then answers.
-    pub(crate) fn start_with(socket: &Path, mut work: impl FnMut(&Call) + Send + 'static) -> Self {
+    /// Starts a plugin; the receiver of its reports does `work` for each one, and then answers.
+    pub(crate) fn start_with(socket: &Path, mut work: impl FnMut(&Report) + Send + 'static) -> Self {
         let ((sender, reports), (end, ended), (reported, mut received)) =
             (channel(), oneshot::channel(), mpsc::channel(64));
         let socket = socket.to_owned();
@@ -262,34 +250,30 @@ impl Plugin {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
             runtime.block_on(async {
                 tokio::select! {
-                    () = nri::run(&socket, reported) => {}
+                    never = nri::run(&socket, reported) => match never {},
                     _ = ended => {}
                 }
             });
         });
         thread::spawn(move || {
             while let Some(report) = received.blocking_recv() {
-                let mut registered = None;
-                let (call, answer) = match report {
-                    NriReport::Disconnected(why) => {
-                        let _ = sender.send(Report::Status(NriStatus::Disconnected(why)));
-                        continue;
-                    }
-                    NriReport::Start(pod, container, answer) => (Call::Start(pod, container), Some(answer)),
-                    NriReport::Registered { runtime, version, pods, containers } => {
-                        registered = Some(NriStatus::Registered { runtime, version });
-                        (Call::Synchronize(pods, containers), None)
-                    }
-                    NriReport::Started(pod, container) => (Call::Started(pod, container), None),
-                    NriReport::Stopped(pod, container) => (Call::Stopped(pod, container), None),
-                    NriReport::Removed(pod, container) => (Call::Removed(pod, container), None),
+                let mut answer = None;
+                let report = match report {
+                    NriReport::Disconnected(why) => Report::Disconnected(why),
+                    NriReport::Registered { runtime, running } => Report::Registered(runtime, running),
+                    NriReport::Container(stage, container) => match stage {
+                        Stage::Start(sender) => {
+                            answer = Some(sender);
+                            Report::Start(container)
+                        }
+                        Stage::Started => Report::Started(container),
+                        Stage::Stopped => Report::Stopped(container),
+                        Stage::Removed => Report::Removed(container),
+                    },
                 };
                 // Fails if the test has ended.
-                let _ = sender.send(Report::Call(call.clone()));
-                if let Some(status) = registered {
-                    let _ = sender.send(Report::Status(status));
-                }
-                work(&call);
+                let _ = sender.send(report.clone());
+                work(&report);
                 answer.map(|answer| answer.send(()));
             }
         });
@@ -301,34 +285,24 @@ impl Plugin {
         self.reports.recv_timeout(DEADLINE).expect("a report")
     }
 
-    /// Returns the next report, which is a call of the handler.
-    pub(crate) fn next_call(&self) -> Call {
-        match self.next() {
-            Report::Call(call) => call,
-            Report::Status(status) => panic!("{status:?}"),
-        }
-    }
-
     /// Returns the cause from the next report, which must be that the plugin is not connected.
     pub(crate) fn next_failure(&self) -> String {
         match self.next() {
-            Report::Status(NriStatus::Disconnected(cause)) => cause,
+            Report::Disconnected(cause) => cause,
             report => panic!("{report:?}"),
         }
     }
 
-    /// Waits for the registration, and returns the containers that the runtime has.
-    pub(crate) fn registered(&self) -> (Vec<NriPod>, Vec<NriContainer>) {
-        let (pods, containers) = loop {
+    /// Waits for the registration, and returns the containers that run.
+    pub(crate) fn registered(&self) -> Vec<NriContainer> {
+        loop {
             match self.next() {
-                Report::Call(Call::Synchronize(pods, containers)) => break (pods, containers),
+                Report::Registered(_, running) => return running,
                 // The socket of a runtime that starts exists before it listens.
-                Report::Status(NriStatus::Disconnected(cause)) if cause.contains("does not accept connections") => {}
+                Report::Disconnected(cause) if cause.contains("does not accept connections") => {}
                 report => panic!("{report:?}"),
             }
-        };
-        let Report::Status(NriStatus::Registered { .. }) = self.next() else { panic!("another report") };
-        (pods, containers)
+        }
     }
 
     /// Returns the reports that have arrived.
@@ -342,11 +316,6 @@ impl Plugin {
         drop(self.end.take());
         self.thread.take().expect("it runs").join().expect("no panic");
         begin.elapsed()
-    }
-
-    /// Waits until the plugin ends by itself.
-    pub(crate) fn ended(mut self) {
-        self.thread.take().expect("it runs").join().expect("no panic");
     }
 }
 
