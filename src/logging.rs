@@ -13,11 +13,10 @@ use std::path::{Component, Path};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
-use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
-use tracing_subscriber::registry::Registry;
 
 /// The directory of log files. Other paths are refused, since the author of a configuration could append to any file
 /// of the node.
@@ -57,9 +56,7 @@ pub fn start(level: LogLevel, file: Option<&Path>, context: &[(&'static str, &st
     };
     let context = context.iter().map(|(key, value)| (*key, (*value).to_owned())).collect();
     let log = Log { level, context, file, call: call.cloned() };
-    if let (Ok(()), Some((path, error))) =
-        (tracing::subscriber::set_global_default(Registry::default().with(log)), failure)
-    {
+    if let (Ok(()), Some((path, error))) = (tracing::subscriber::set_global_default(log), failure) {
         tracing::warn!(file = %path.display(), %error, "can't open log_file; logging to stderr only");
     }
 }
@@ -89,7 +86,8 @@ fn add_pair(line: &mut String, key: &str, value: &str, max: usize) {
     };
 }
 
-/// Prints and collects the events of this process. Spans, which only dependencies have, are ignored.
+/// Prints and collects the events of this process. Spans, which only dependencies have, are ignored: the registry of
+/// `tracing-subscriber` allocates a table for them in each call of the plugin.
 struct Log {
     level: LevelFilter,
     /// The pairs at the end of each line.
@@ -122,8 +120,8 @@ impl Log {
     }
 }
 
-impl<S: Subscriber> Layer<S> for Log {
-    fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         !metadata.is_span() && (self.prints(metadata) || self.collects(metadata))
     }
 
@@ -131,7 +129,7 @@ impl<S: Subscriber> Layer<S> for Log {
         Some(if self.call.is_some() { LevelFilter::DEBUG } else { self.level })
     }
 
-    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+    fn event(&self, event: &Event<'_>) {
         let (level, mut fields) = (*event.metadata().level(), EventFields::default());
         event.record(&mut fields);
         if let Some(call) = self.call.as_ref().filter(|_| self.collects(event.metadata())) {
@@ -144,6 +142,17 @@ impl<S: Subscriber> Layer<S> for Log {
             let _ = self.file.as_ref().map(|mut file| file.write_all(line.as_bytes()));
         }
     }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
 }
 
 /// Returns whether an event is this crate's, not a dependency's.
@@ -279,7 +288,7 @@ mod tests {
     #[test]
     fn events_of_dependencies_are_printed_only_at_level_debug() {
         let is_enabled = |level, call, is_own| {
-            tracing::subscriber::with_default(Registry::default().with(log(level, call)), || match is_own {
+            tracing::subscriber::with_default(log(level, call), || match is_own {
                 true => [tracing::enabled!(Level::INFO), tracing::enabled!(Level::DEBUG)],
                 false => {
                     [tracing::enabled!(target: "kube", Level::INFO), tracing::enabled!(target: "kube", Level::DEBUG)]
@@ -297,7 +306,7 @@ mod tests {
     #[test]
     fn warnings_and_the_source_of_facts_are_collected() {
         let call = CallEvents::default();
-        tracing::subscriber::with_default(Registry::default().with(log(LevelFilter::OFF, Some(call.clone()))), || {
+        tracing::subscriber::with_default(log(LevelFilter::OFF, Some(call.clone())), || {
             tracing::info!("nothing");
             tracing::warn!(why = "so", "look {}", 1);
             tracing::debug!(facts = "agent", "answered");

@@ -57,7 +57,7 @@ Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.
 #[derive(Debug, Subcommand)]
 enum Command {
     Explain(explain::ExplainArguments),
-    Trace(trace::TraceArguments),
+    Trace(Box<trace::TraceArguments>),
     Rules(rules::RulesArguments),
     Doctor(Box<doctor::DoctorArguments>),
     Audit(Box<audit::AuditArguments>),

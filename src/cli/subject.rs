@@ -204,10 +204,8 @@ impl NetnsArguments {
         let node = || NodeSnapshot::take(root);
         let found = match (pod, &self.container, &self.pod_uid) {
             (Some(pod), ..) => Some(find_pod(root, pod, command)?),
-            (None, Some(id), _) => {
-                Some(node()?.of_container(id)?.ok_or_else(|| not_found(&format!("container {id}")))?)
-            }
-            (None, None, Some(uid)) => Some(node()?.of_uid(uid)?.ok_or_else(|| not_found(&format!("pod {uid}")))?),
+            (None, Some(id), _) => Some(or_error(node()?.of_container(id)?, &format!("container {id}"))?),
+            (None, None, Some(uid)) => Some(or_error(node()?.of_uid(uid)?, &format!("pod {uid}"))?),
             (None, None, None) => None,
         };
         if let Some(found) = found {
@@ -239,12 +237,8 @@ fn find_pod(root: &Path, pod: &Pod, command: &str) -> Result<FoundNetns, Error> 
         return Err(failed("no rules: the pod uses its node's network (spec.hostNetwork)"));
     }
     let uid = pod.uid_on_node().ok_or_else(|| failed("can't find the pod on its node: metadata.uid is missing"))?;
-    let error = match NodeSnapshot::take(root).and_then(|node| node.of_pod(pod)) {
-        Ok(Some(found)) => return Ok(found),
-        Ok(None) => not_found(&format!("pod {name} ({uid})")),
-        Err(error) => error,
-    };
-    Err(Error { msg: format!("{}; {}", error.msg, node_hint(pod, command)), ..error })
+    let found = NodeSnapshot::take(root).and_then(|node| or_error(node.of_pod(pod)?, &format!("pod {name} ({uid})")));
+    found.map_err(|error| Error { msg: format!("{}; {}", error.msg, node_hint(pod, command)), ..error })
 }
 
 /// Returns whether the argument is a name in /run/netns, as `ip netns` uses it, rather than a path.
@@ -252,7 +246,7 @@ fn is_name(path: &Path) -> bool {
     path.components().count() == 1 && path.is_relative()
 }
 
-fn not_found(object: &str) -> Error {
-    let msg = format!("{object}: not found on this node: it has neither a cached CNI result nor a process here");
-    Error::new(Code::InvalidNetns, msg)
+fn or_error(found: Option<FoundNetns>, object: &str) -> Result<FoundNetns, Error> {
+    let msg = || format!("{object}: not found on this node: it has neither a cached CNI result nor a process here");
+    found.ok_or_else(|| Error::new(Code::InvalidNetns, msg()))
 }

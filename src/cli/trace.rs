@@ -76,8 +76,7 @@ pub(super) fn run(arguments: &TraceArguments) -> Result<CommandOutput, CommandEr
         true => {
             let pod = if arguments.live { Some(arguments.subject.live_pod(root)?) } else { None };
             let from = resolve(pod.as_ref())?;
-            let name = container.map(|name| format!("container={name},")).unwrap_or_default();
-            let command = format!("trace --live --from '{name}{from}' --to '{}/{}'", to.address, to.protocol);
+            let command = format!("trace --live --from '{}' --to '{}/{}'", sender.text, to.address, to.protocol);
             let rules = arguments.namespace.read(pod.as_ref(), arguments.netns.as_deref(), &command)?;
             let interface = match &arguments.interface {
                 Some(interface) => interface.clone(),

@@ -19,9 +19,9 @@ const MAX_RULES: usize = 100_000;
 /// The way of a packet through the rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Evaluation {
-    /// The rules that the packet matches, in order.
+    /// The rules that the packet matches, in order, up to the one that decides.
     pub hops: Vec<Hop>,
-    /// The rule that decides where the packet arrives; `None` if no rule decides.
+    /// The rule that decides where the packet arrives, the last one of `hops`; `None` if no rule decides.
     pub decided_by: Option<RulePlace>,
     /// Where the packet arrives.
     pub arrival: Arrival,
@@ -73,6 +73,12 @@ pub struct RulePlace {
     pub chain: String,
     /// The rule as `iptables-save` or `nft` prints it, without the chain.
     pub rule: String,
+}
+
+impl RulePlace {
+    fn of(Hop { table, chain, rule, .. }: &Hop) -> Self {
+        Self { table, chain: chain.clone(), rule: rule.clone() }
+    }
 }
 
 /// A rule that the packet matched.
@@ -142,7 +148,9 @@ impl RulesetView {
     pub fn evaluate(&self, packet: Packet) -> Evaluation {
         let mut walk = Walk { view: self, packet, hops: Vec::new(), unsupported: Vec::new(), rules: 0 };
         let end = walk.run();
-        let decided_by = decisive_rule(&walk.hops, end);
+        let decisive = decisive_hop(&walk.hops, end);
+        walk.hops.truncate(decisive.map_or(walk.hops.len(), |index| index + 1));
+        let decided_by = decisive.and(walk.hops.last()).map(RulePlace::of);
         let to_ztunnel = decided_by.as_ref().is_some_and(|place| place.rule == CAPTURED_BY_ISTIO_CNI);
         let by_istio = decided_by.as_ref().is_some_and(|place| is_redirection_chain(&place.chain));
         let arrival = match end {
@@ -171,21 +179,20 @@ impl RulesetView {
     }
 }
 
-/// Returns the rule that redirected, dropped or excluded the packet, or else the last rule that ended its evaluation in a
-/// table.
-fn decisive_rule(hops: &[Hop], end: End) -> Option<RulePlace> {
+/// Returns the index of the rule that redirected, dropped or excluded the packet, or else of the last rule that ended its
+/// evaluation in a table.
+fn decisive_hop(hops: &[Hop], end: End) -> Option<usize> {
     let last = |effect: HopEffect| hops.iter().rposition(|hop| hop.effect == effect);
-    let hop = match end {
+    match end {
         // A packet that is accepted in raw still passes nat.
         End::Continue => {
             let decides = |hop: &&Hop| !hop.table.ends_with(Table::Raw.name()) && !hop.chain.starts_with(GUARD_PREFIX);
-            hops.iter().rfind(|hop| hop.effect == HopEffect::Accepted && decides(hop))?
+            hops.iter().rposition(|hop| hop.effect == HopEffect::Accepted && decides(&hop))
         }
         // The rule that selected the packet for the chain that fixes its destination.
-        End::Direct => &hops[last(HopEffect::Fixed)?.saturating_sub(1)],
-        End::Dropped | End::Rejected | End::Redirected(_) | End::Tproxied(_) => &hops[last(HopEffect::Diverted)?],
-    };
-    Some(RulePlace { table: hop.table, chain: hop.chain.clone(), rule: hop.rule.clone() })
+        End::Direct => last(HopEffect::Fixed).map(|index| index.saturating_sub(1)),
+        End::Dropped | End::Rejected | End::Redirected(_) | End::Tproxied(_) => last(HopEffect::Diverted),
+    }
 }
 
 /// The evaluation of a packet in several tables.

@@ -9,7 +9,6 @@ mod explain;
 mod needless_exclusions;
 mod nodes;
 mod rules;
-mod selected;
 pub mod socket_lb;
 mod subject;
 mod terminal;
@@ -18,6 +17,7 @@ mod validate;
 
 pub use crate::cni::configuration;
 pub use child::run_program;
+pub use configurations::{NetworkLead, SelectedNetwork};
 pub use elements::{ContainerSender, ContainerSets, ElementLine};
 pub use explain::{
     ExcludedContainer, ExcludedPart, ExcludedTraffic, ExplainedGuard, Explanation, InitContainer, NetworkReport, Proxy,
@@ -28,7 +28,6 @@ pub use nodes::{
     AgentPod, NodeCheck, NodeResult, NodesAudit, NodesCheck, PodOfNode, has_sidecar, missing_agent, node_hint,
 };
 pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, RulesReport};
-pub use selected::{NetworkLead, SelectedNetwork};
 pub use subject::{
     AppliedConf, ConfigurationOrigin, ConfigurationSource, ManifestTexts, PlannedFormat, PodManifest, PodSelector,
     Subject, planned_format,

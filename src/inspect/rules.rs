@@ -103,8 +103,7 @@ impl LiveRules {
         let drift = state.map(|state| state.rule_format.drift(&self.live, &state.rules));
         let as_asked = drift.as_ref().map(|drift| drift.is_empty() && self.unfixed.is_empty());
         let foreign = desired.map(|desired| foreign_rules(&self.live, desired)).unwrap_or_default();
-        let (rules, left_out) =
-            compare(&RulesetView::live(&self.live), desired, drift.unwrap_or_default(), foreign.into_iter().collect());
+        let (rules, left_out) = compare(&RulesetView::live(&self.live), desired, drift.unwrap_or_default(), foreign);
         RulesReport {
             netns: self.netns.display().to_string(),
             found_by: self.found_by.clone(),
@@ -248,10 +247,11 @@ fn compare(
     live: &RulesetView,
     desired: Option<&Ruleset>,
     drift: Vec<Drift>,
-    foreign: HashSet<RuleAt>,
+    foreign: Vec<RuleAt>,
 ) -> (Vec<RuleLine>, Vec<OmittedRules>) {
     let (mut lines, mut left_out) = (Vec::new(), Vec::new());
     let (mut marks, mut absent) = marks_and_absent(drift);
+    foreign.into_iter().for_each(|at| marks.entry(at).or_default().push_back(Mark::Foreign));
     for (table, chains) in live.tables() {
         for (name, chain) in chains {
             let is_desired = match (desired, table) {
@@ -264,11 +264,7 @@ fn compare(
             let (mut listed, mut more) = (0, 0);
             for rule in &chain.rules {
                 let at = RuleAt { table, chain: name.clone(), rule: rule.text.clone() };
-                let mark = match marks.get_mut(&at).and_then(VecDeque::pop_front) {
-                    Some(mark) => mark,
-                    None if foreign.contains(&at) => Mark::Foreign,
-                    None => Mark::Fine,
-                };
+                let mark = marks.get_mut(&at).and_then(VecDeque::pop_front).unwrap_or(Mark::Fine);
                 let counts = mark != Mark::Fine || !is_desired;
                 if counts && listed == MAX_LISTED {
                     more += 1;
@@ -280,10 +276,9 @@ fn compare(
             if more > 0 {
                 left_out.push(OmittedRules { table: table.place(), chain: name.clone(), rules: more });
             }
-            let is_of_chain = |(at, _): &(RuleAt, Mark)| (at.table, &at.chain) == (table, name) && !at.rule.is_empty();
-            let (own, others): (Vec<_>, Vec<_>) = absent.into_iter().partition(is_of_chain);
-            lines.extend(own.into_iter().map(|(at, mark)| RuleLine::of(at, mark, None)));
-            absent = others;
+            let of_chain =
+                absent.extract_if(.., |(at, _)| (at.table, &at.chain) == (table, name) && !at.rule.is_empty());
+            lines.extend(of_chain.map(|(at, mark)| RuleLine::of(at, mark, None)));
         }
     }
     lines.extend(absent.into_iter().map(|(at, mark)| RuleLine::of(at, mark, None)));
@@ -398,7 +393,7 @@ mod tests {
             drift(nat, "ISTIO_REDIRECT", ""),
             drift(nat, "ISTIO_REDIRECT", "-p tcp -j REDIRECT --to-ports 15001"),
         ];
-        let (lines, left_out) = compare(&RulesetView::default(), None, differences, HashSet::new());
+        let (lines, left_out) = compare(&RulesetView::default(), None, differences, Vec::new());
         let described: Vec<_> = lines.iter().map(|line| (line.chain.as_str(), line.rule.as_str(), line.mark)).collect();
         let rule = "-p tcp -j REDIRECT --to-ports 15001";
         assert_eq!(described, [("NAT_OUTPUT", "", Mark::Missing), ("ISTIO_REDIRECT", rule, Mark::Missing)]);

@@ -1,8 +1,9 @@
 //! The subject of a report: a pod with its namespace, from manifests or the cluster, and a configuration.
 
 pub use super::configurations::{AppliedConf, ConfigurationOrigin, ConfigurationSource};
-use super::configurations::{Files, combined};
-use super::selected::{SelectedNetwork, missing_network, selected_definitions, selected_networks};
+use super::configurations::{
+    Files, SelectedNetwork, combined, missing_network, selected_definitions, selected_networks,
+};
 use super::socket_lb::Product;
 use crate::cluster::{self, Definitions, Given, Lookup, ObjectRef, Objects};
 use crate::cni::{Code, Error, NetConf};
@@ -206,7 +207,7 @@ impl Subject {
         let definitions = source.filter(|_| !is_built_in).map(|source| selected_definitions(&facts.pod, source));
         let selected = match is_built_in {
             true => Vec::new(),
-            false => selected_networks(&facts.pod, definitions.as_ref(), &files.places),
+            false => selected_networks(&facts.pod, definitions.as_ref(), &files),
         };
         let runs_own = |lookup: &Lookup| matches!(lookup, Lookup::Found(definition) if runs_own_type(definition));
         let has_own = definitions.iter().flat_map(BTreeMap::values).any(runs_own);

@@ -11,7 +11,6 @@ use crate::pod::Pod;
 use crate::policy::{ContainerScope, Policy, Protocol};
 use serde::Serialize;
 use std::collections::BTreeSet;
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
@@ -77,12 +76,7 @@ pub fn trace(view: &RulesetView, from: Sender, to: Destination, pod_addresses: &
     };
     let packet = Packet::first(from, to, pod_addresses, interface);
     let interface = packet.interface().to_owned();
-    let mut evaluation = view.evaluate(packet);
-    if let Some(place) = &evaluation.decided_by
-        && let Some(index) = evaluation.hops.iter().rposition(|hop| is_at(hop, place))
-    {
-        evaluation.hops.truncate(index + 1);
-    }
+    let evaluation = view.evaluate(packet);
     Trace {
         from: origin,
         container: None,
@@ -98,10 +92,6 @@ pub fn trace(view: &RulesetView, from: Sender, to: Destination, pod_addresses: &
         configuration: None,
         add_fails: None,
     }
-}
-
-fn is_at(hop: &Hop, place: &RulePlace) -> bool {
-    (&place.table, &place.chain, &place.rule) == (&hop.table, &hop.chain, &hop.rule)
 }
 
 impl Trace {
@@ -144,25 +134,23 @@ impl TextReport for Trace {
             let tone = if container.bypasses.is_some() { Tone::Notable } else { Tone::Faint };
             screen.labeled(format!("Container {}:", container.name), container.text(), tone);
         }
-        let mut rows: Vec<Vec<Cell>> = Vec::new();
-        let decides = |hop: &Hop| self.decided_by.as_ref().is_some_and(|place| is_at(hop, place));
-        for (index, hop) in self.hops.iter().enumerate() {
-            let is_first =
-                index == 0 || (hop.table, hop.hook) != (self.hops[index - 1].table, self.hops[index - 1].hook);
-            let table = if is_first { format!("{} {}", hop.table, hop.hook) } else { String::new() };
-            let tone = if decides(hop) { Tone::Strong } else { Tone::Plain };
-            rows.push(vec![
-                Cell::of(table).tone(Tone::Faint),
-                Cell::of(if decides(hop) { "»" } else { " " }).tone(Tone::Good),
+        let mut table = String::new();
+        let row = |(index, hop): (usize, &Hop)| {
+            let before = std::mem::replace(&mut table, format!("{} {}", hop.table, hop.hook));
+            let decides = self.decided_by.is_some() && index + 1 == self.hops.len();
+            let (mark, tone) = if decides { ("»", Tone::Strong) } else { (" ", Tone::Plain) };
+            vec![
+                Cell::of(if table == before { "" } else { &table }).tone(Tone::Faint),
+                Cell::of(mark).tone(Tone::Good),
                 Cell::of(&hop.chain),
                 Cell::of(&hop.rule).tone(tone),
                 Cell::of(&hop.then).tone(Tone::Faint),
-            ]);
-        }
-        if rows.is_empty() {
+            ]
+        };
+        if self.hops.is_empty() {
             screen.text("  no rule matches", Tone::Faint);
         }
-        screen.table(&rows);
+        screen.table(&self.hops.iter().enumerate().map(row).collect::<Vec<_>>());
         if self.zone != 0 {
             screen.text(format!("  connection tracking zone {}", self.zone), Tone::Faint);
         }
@@ -239,21 +227,11 @@ impl<'a> ExcludedSenders<'a> {
     }
 }
 
-/// The inverse of parsing.
-impl fmt::Display for Sender {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Process { uid, gid: None, .. } => write!(f, "uid={uid}"),
-            Self::Process { uid, gid: Some(gid), .. } => write!(f, "uid={uid},gid={gid}"),
-            Self::Inbound(None) => f.write_str("inbound"),
-            Self::Inbound(Some(address)) => write!(f, "inbound:{address}"),
-        }
-    }
-}
-
 /// A sender as the user gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SenderArgument {
+    /// The argument.
+    pub text: String,
     /// The name of the container.
     pub container: Option<String>,
     /// The sender; `None` for a container with the IDs in the pod's manifest.
@@ -269,7 +247,7 @@ impl FromStr for SenderArgument {
         if let Some(address) = text.strip_prefix("inbound") {
             let address = address.strip_prefix(':').map(|address| address.trim_matches(['[', ']']).parse());
             let address = address.transpose().map_err(|_| EXPECTED)?;
-            return Ok(Self { container: None, sender: Some(Sender::Inbound(address)) });
+            return Ok(Self { text: text.to_owned(), container: None, sender: Some(Sender::Inbound(address)) });
         }
         let (mut container, mut uid, mut gid) = (None, None, None);
         for part in text.split(',') {
@@ -284,7 +262,7 @@ impl FromStr for SenderArgument {
         }
         let sender = uid.map(|uid| Sender::Process { uid, gid, set: None });
         let is_complete = sender.is_some() || (container.is_some() && gid.is_none());
-        is_complete.then_some(Self { container, sender }).ok_or(EXPECTED)
+        is_complete.then(|| Self { text: text.to_owned(), container, sender }).ok_or(EXPECTED)
     }
 }
 
@@ -341,19 +319,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn senders_and_destinations_are_parsed_and_printed() {
+    fn senders_and_destinations_are_parsed() {
         let process = |uid, gid| Sender::Process { uid, gid, set: None };
         let from = |text: &str| text.parse::<SenderArgument>().expect(text).sender.expect(text);
         assert_eq!(from("uid=1337"), process(1337, None));
         assert_eq!(from("gid=5,uid=0"), process(0, Some(5)));
         assert_eq!(from("inbound"), Sender::Inbound(None));
         assert_eq!(from("inbound:fd00::1"), Sender::Inbound(Some("fd00::1".parse().expect("v6"))));
-        for text in ["uid=1337", "uid=0,gid=5", "inbound", "inbound:fd00::1"] {
-            assert_eq!(from(text).to_string(), text);
+        for (text, sender) in [("container=web", None), ("container=web,uid=7,gid=8", Some(process(7, Some(8))))] {
+            let container = Some("web".to_owned());
+            assert_eq!(text.parse(), Ok(SenderArgument { text: text.to_owned(), container, sender }));
         }
-        let container = |sender| SenderArgument { container: Some("web".to_owned()), sender };
-        assert_eq!("container=web".parse(), Ok(container(None)));
-        assert_eq!("container=web,uid=7,gid=8".parse(), Ok(container(Some(process(7, Some(8))))));
         for wrong in [
             "",
             "gid=1",

@@ -2,7 +2,7 @@
 
 use super::terminal::{Screen, TextReport, Tone, first_of};
 use crate::cluster::KubeconfigSummary;
-use crate::cluster::yaml::documents;
+use crate::cluster::manifests::documents;
 use crate::cni::{Code, Error, NODE_CONFIGURATION, NetConf, NodeConf, PROGRAM, configuration};
 use crate::plugin::node::effective;
 use crate::plugin::{TargetNode, validate};
@@ -67,6 +67,8 @@ enum ConfKind {
     Node,
     /// No configuration: a text about where Multus finds it.
     OnNode,
+    /// Another object: its kind and name.
+    Other,
 }
 
 /// Checks every configuration in `text`, the content of the file `place`.
@@ -85,35 +87,37 @@ pub fn validate_text(
     is_installed: &dyn Fn(&NetConf, &str) -> Option<bool>,
 ) -> Result<ValidationReport, Error> {
     let failed = |what: String| Error::new(Code::InvalidConfig, format!("{}: {what}", place.display()));
-    let mut found = Found::default();
+    let mut found = Vec::new();
     match serde_json::from_str::<Value>(text) {
-        Ok(value) => found.add(&value, text),
+        Ok(value) => find(&value, text, &mut found),
         Err(json) => {
             let documents = documents(text)
                 .map_err(|yaml| failed(format!("expected JSON or YAML: invalid JSON: {json}; invalid YAML: {yaml}")))?;
             let is_plain = |document: &&Value| document.is_object() && manifest_kind(document).is_none();
-            match documents.iter().find(is_plain) {
-                Some(document) if helm_values(document).is_none() => {
-                    found.configurations.push((String::new(), ConfKind::Configuration, text.to_owned()));
+            match documents.iter().find(is_plain).map(helm_values) {
+                Some(Some(values)) => Err(values),
+                // Its only problem is that it is not JSON.
+                Some(None) => {
+                    found.push((String::new(), ConfKind::Configuration, text.to_owned()));
                     Ok(())
                 }
-                Some(document) => found.add(document, text),
-                None => documents.iter().try_for_each(|document| found.add(document, text)),
+                None => documents.iter().try_for_each(|document| find(document, text, &mut found)),
             }
         }
     }
     .map_err(failed)?;
-    if found.configurations.is_empty() {
-        let others = first_of(found.others, MAX_NAMED, ", ");
+    let others: Vec<Piece> = found.extract_if(.., |(_, kind, _)| matches!(kind, ConfKind::Other)).collect();
+    if found.is_empty() {
+        let others = first_of(others.into_iter().map(|(.., what)| what), MAX_NAMED, ", ");
         let others = if others.is_empty() { "no object" } else { &others };
         return Err(failed(format!("expected a configuration, got {others}")));
     }
-    let checked = |(within, kind, text): (String, ConfKind, String)| {
+    let checked = |(within, kind, text): Piece| {
         let (warnings, errors) = problems(&text, |text| check(kind, text, node, is_installed));
         let (place, error) = (format!("{}{within}", place.display()), errors.first().cloned());
         CheckedConf { place, valid: errors.is_empty(), error, errors, warnings }
     };
-    let configurations: Vec<CheckedConf> = found.configurations.into_iter().map(checked).collect();
+    let configurations: Vec<CheckedConf> = found.into_iter().map(checked).collect();
     Ok(ValidationReport { valid: configurations.iter().all(|checked| checked.valid), configurations })
 }
 
@@ -169,10 +173,6 @@ fn keys_of(value: &Value, path: String, all: &mut Vec<String>) {
     }
 }
 
-/// The top-level keys of the chart's values that no configuration has.
-const HELM_VALUES: &str =
-    "hub image global cni config repair livePolicy containerExclusion attachments platform resources tolerations";
-
 /// Returns the message about an object with the chart's values.
 fn helm_values(document: &Value) -> Option<String> {
     let has = |key: &&str| document.get(key).is_some();
@@ -207,69 +207,62 @@ pub fn is_program(directories: impl Iterator<Item = PathBuf>, name: &str) -> Opt
     (!existing.is_empty()).then_some(found)
 }
 
-/// What a file contains.
-#[derive(Default)]
-struct Found {
-    /// The configurations, each with the suffix for its place.
-    configurations: Vec<(String, ConfKind, String)>,
-    /// Objects without a configuration.
-    others: Vec<String>,
+/// A configuration: the suffix for its place, what it is, and its text.
+type Piece = (String, ConfKind, String);
+
+/// Adds the configurations in a document. `whole` is the text of a document that is no manifest.
+fn find(document: &Value, whole: &str, found: &mut Vec<Piece>) -> Result<(), String> {
+    let Some(keys) = document.as_object() else { return Err("expected an object".to_owned()) };
+    let name = document["metadata"]["name"].as_str().unwrap_or_default();
+    let mut other = |what: String| found.push((String::new(), ConfKind::Other, what));
+    match manifest_kind(document) {
+        Some("List") => {
+            let items = document["items"].as_array().into_iter().flatten();
+            return items.into_iter().try_for_each(|item| find(item, &item.to_string(), found));
+        }
+        Some("NetworkAttachmentDefinition") => {
+            let config = document["spec"]["config"].as_str().unwrap_or_default();
+            let within = format!(": NetworkAttachmentDefinition {name}: spec.config");
+            if config.trim().is_empty() {
+                let what = format!(
+                    "empty: Multus uses the file on the node whose network is named {name:?}, usually \
+                     /etc/cni/multus/net.d/{name}.conf or /etc/cni/net.d/{name}.conf; validate that file"
+                );
+                found.push((within, ConfKind::OnNode, what));
+            } else if may_be_ours(config) {
+                found.push((within, ConfKind::Definition, config.to_owned()));
+            } else {
+                other(format!("NetworkAttachmentDefinition {name} of another plugin"));
+            }
+        }
+        Some("ConfigMap") => return find_in_chart(name, &document["data"], found),
+        Some(kind) => other(format!("{kind} {name}")),
+        None => match helm_values(document) {
+            Some(values) => return Err(values),
+            None => found.push((String::new(), kind(keys), whole.to_owned())),
+        },
+    }
+    Ok(())
 }
 
-impl Found {
-    /// Adds the configurations in a document. `whole` is the text of a document that is no manifest.
-    fn add(&mut self, document: &Value, whole: &str) -> Result<(), String> {
-        let Some(keys) = document.as_object() else { return Err("expected an object".to_owned()) };
-        let name = document["metadata"]["name"].as_str().unwrap_or_default();
-        match manifest_kind(document) {
-            Some("List") => {
-                let items = document["items"].as_array().into_iter().flatten();
-                return items.into_iter().try_for_each(|item| self.add(item, &item.to_string()));
-            }
-            Some("NetworkAttachmentDefinition") => {
-                let config = document["spec"]["config"].as_str().unwrap_or_default();
-                let within = format!(": NetworkAttachmentDefinition {name}: spec.config");
-                if config.trim().is_empty() {
-                    let what = format!(
-                        "empty: Multus uses the file on the node whose network is named {name:?}, usually \
-                         /etc/cni/multus/net.d/{name}.conf or /etc/cni/net.d/{name}.conf; validate that file"
-                    );
-                    self.configurations.push((within, ConfKind::OnNode, what));
-                } else if may_be_ours(config) {
-                    self.configurations.push((within, ConfKind::Definition, config.to_owned()));
-                } else {
-                    self.others.push(format!("NetworkAttachmentDefinition {name} of another plugin"));
-                }
-            }
-            Some("ConfigMap") => return self.add_chart(name, &document["data"]),
-            Some(kind) => self.others.push(format!("{kind} {name}")),
-            None => match helm_values(document) {
-                Some(values) => return Err(values),
-                None => self.configurations.push((String::new(), kind(keys), whole.to_owned())),
-            },
-        }
-        Ok(())
-    }
-
-    /// Adds the configurations in the data of the chart's ConfigMap: `config.json`, and each attachment, whose keys override
-    /// those of `config.json`.
-    fn add_chart(&mut self, name: &str, data: &Value) -> Result<(), String> {
-        let Some(config) = data["config.json"].as_str() else { return Ok(()) };
-        let place = |key: &str| format!("ConfigMap {name}: data[\"{key}\"]");
-        self.configurations.push((format!(": {}", place("config.json")), ConfKind::Keys, config.to_owned()));
-        // Only the file's own entry reports that it is invalid.
-        let shared: Map<String, Value> = serde_json::from_str(config).unwrap_or_default();
-        let place = place("attachments.json");
-        let attachments = data["attachments.json"].as_str().unwrap_or("[]");
-        let attachments: Vec<Map<String, Value>> = serde_json::from_str(attachments)
-            .map_err(|error| format!("{place}: expected a JSON array of objects: {error}"))?;
-        for (i, attachment) in attachments.into_iter().enumerate() {
-            let mut keys = shared.clone();
-            keys.extend(attachment);
-            self.configurations.push((format!(": {place}[{i}]"), ConfKind::Keys, Value::Object(keys).to_string()));
-        }
-        Ok(())
-    }
+/// Adds the configurations in the data of the chart's ConfigMap: `config.json`, and each attachment, whose keys override
+/// those of `config.json`.
+fn find_in_chart(name: &str, data: &Value, found: &mut Vec<Piece>) -> Result<(), String> {
+    let Some(config) = data["config.json"].as_str() else { return Ok(()) };
+    let place = |key: &str| format!("ConfigMap {name}: data[\"{key}\"]");
+    found.push((format!(": {}", place("config.json")), ConfKind::Keys, config.to_owned()));
+    // Only the file's own entry reports that it is invalid.
+    let shared: Map<String, Value> = serde_json::from_str(config).unwrap_or_default();
+    let place = place("attachments.json");
+    let attachments = data["attachments.json"].as_str().unwrap_or("[]");
+    let attachments: Vec<Map<String, Value>> = serde_json::from_str(attachments)
+        .map_err(|error| format!("{place}: expected a JSON array of objects: {error}"))?;
+    found.extend(attachments.into_iter().enumerate().map(|(i, attachment)| {
+        let mut keys = shared.clone();
+        keys.extend(attachment);
+        (format!(": {place}[{i}]"), ConfKind::Keys, Value::Object(keys).to_string())
+    }));
+    Ok(())
 }
 
 /// Returns whether a definition is for this plugin. Text that is not JSON counts, so that the check refuses it.
@@ -282,16 +275,19 @@ fn may_be_ours(config: &str) -> bool {
     })
 }
 
+/// The top-level keys of the chart's values that no configuration has.
+const HELM_VALUES: &str =
+    "hub image global cni config repair livePolicy containerExclusion attachments platform resources tolerations";
+/// The keys that only a configuration, and those that only a node configuration has.
+const KINDS: [(&str, ConfKind); 2] = [
+    ("type plugins name cniVersion", ConfKind::Configuration),
+    ("pinned attachments_may_exclude_namespaces primary", ConfKind::Node),
+];
+
 /// Returns the kind of a JSON object that is not a manifest.
 fn kind(keys: &Map<String, Value>) -> ConfKind {
-    let has = |key| keys.contains_key(key);
-    if has("type") || has("plugins") || has("name") || has("cniVersion") {
-        ConfKind::Configuration
-    } else if has("pinned") || has("attachments_may_exclude_namespaces") || has("primary") {
-        ConfKind::Node
-    } else {
-        ConfKind::Keys
-    }
+    let has = |(names, _): &(&str, ConfKind)| names.split(' ').any(|name| keys.contains_key(name));
+    KINDS.into_iter().find(has).map_or(ConfKind::Keys, |(_, kind)| kind)
 }
 
 fn check(
@@ -305,7 +301,7 @@ fn check(
     let may_name_source = matches!(kind, ConfKind::Definition) && node.is_none();
     let target = TargetNode { is_installed, group_file: None, may_name_source };
     let conf = match kind {
-        ConfKind::OnNode => return Ok(vec![text.to_owned()]),
+        ConfKind::OnNode | ConfKind::Other => return Ok(vec![text.to_owned()]),
         ConfKind::Node => {
             return NodeConf::parse(NODE_CONFIGURATION, text.as_bytes()).map(|(_, warnings)| warnings);
         }

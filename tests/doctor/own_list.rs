@@ -67,6 +67,22 @@ fn an_older_copy_is_reported() {
     });
 }
 
+/// An installation writes one; the record can have more.
+#[test]
+fn each_recorded_own_list_is_compared() {
+    const RECORD: &str = "var/lib/cni/detour/install.json";
+    scene(plan(), |scene| {
+        let other = format!("{DIRECTORY}/00-other.conflist");
+        fs::copy(scene.path(OWN), scene.path(&other)).expect("copied");
+        let mut record = scene.json(RECORD);
+        let mut second = record["files"][format!("/{OWN}")].clone();
+        second["source"] = "11-missing.conflist".into();
+        record["files"][format!("/{other}")] = second;
+        scene.write(RECORD, &record.to_string());
+        assert_fails(scene, "own-list", "00-other.conflist is no copy of 11-missing.conflist", "run detour install");
+    });
+}
+
 #[test]
 fn a_missing_or_invalid_source_is_the_cluster_networks_problem() {
     scene(plan(), |scene| {

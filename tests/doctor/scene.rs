@@ -133,7 +133,7 @@ impl Scene {
             scene.write(&format!("etc/cni/multus/net.d/{name}"), &list.to_string());
         }
         scene.install(&plan.install);
-        scene.keep_result();
+        scene.keep_result(["shop", "web-0", UID], CONTAINER, "pod");
         if plan.is_added {
             scene.add();
         }
@@ -182,31 +182,24 @@ impl Scene {
         self.write(log, &record.to_string());
     }
 
-    /// What the runtime's library keeps of the pod.
-    fn keep_result(&self) {
-        let text = json!({
-            "kind": "cniCacheV1", "containerId": CONTAINER, "ifName": "eth0", "networkName": "cluster",
-            "cniArgs": [["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", "web-0"], ["K8S_POD_UID", UID]],
-            "result": {
-                "cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/var/run/netns/pod"}],
-            },
-        });
-        self.write(&format!("var/lib/cni/results/cluster-{CONTAINER}-eth0"), &text.to_string());
-    }
-
     /// Saves the result of another pod's ADD, whose network namespace has the name `netns`.
     pub(crate) fn keep_result_of(&self, pod: &Value, netns: &str) {
         let text = |key: &str| pod["metadata"][key].as_str().expect("text").to_owned();
-        let (container, network) = (format!("{netns}0000"), "cluster");
-        let result = json!({
-            "kind": "cniCacheV1", "containerId": container, "ifName": "eth0", "networkName": network,
-            "cniArgs": [["K8S_POD_NAMESPACE", text("namespace")], ["K8S_POD_NAME", text("name")], ["K8S_POD_UID", text("uid")]],
+        self.keep_result([&text("namespace"), &text("name"), &text("uid")], &format!("{netns}0000"), netns);
+    }
+
+    /// Saves what the runtime's library keeps of a pod: its namespace, name and UID, its container and its network
+    /// namespace.
+    fn keep_result(&self, [namespace, name, uid]: [&str; 3], container: &str, netns: &str) {
+        let text = json!({
+            "kind": "cniCacheV1", "containerId": container, "ifName": "eth0", "networkName": "cluster",
+            "cniArgs": [["K8S_POD_NAMESPACE", namespace], ["K8S_POD_NAME", name], ["K8S_POD_UID", uid]],
             "result": {
                 "cniVersion": "1.0.0",
                 "interfaces": [{"name": "eth0", "sandbox": format!("/var/run/netns/{netns}")}],
             },
         });
-        self.write(&format!("var/lib/cni/results/{network}-{container}-eth0"), &result.to_string());
+        self.write(&format!("var/lib/cni/results/cluster-{container}-eth0"), &text.to_string());
     }
 
     /// Calls the plugin as Multus would, with the configuration that was installed.

@@ -174,16 +174,6 @@ fn trace_reports_the_arrival_and_the_deciding_rule() {
     assert_eq!(detour(&own, POD, &[]).json()["arrives_at"], "sidecar:15006");
 }
 
-/// Rules of iptables can't match owners in another user namespace (xt_owner.c).
-#[test]
-fn a_pod_with_its_own_users_is_traced_through_native_rules() {
-    let pod = POD.replace("spec: {", "spec: {hostUsers: false, ");
-    let run = detour(&["trace", "-f", "-", "--from", "uid=1000", "--to", "1.2.3.4:443/tcp", "-o", "json"], &pod, &[]);
-    let message = run.json();
-    assert_eq!(message["arrives_at"], "sidecar:15001");
-    assert_eq!(message["decided_by"]["table"], "detour-nat");
-}
-
 #[test]
 fn a_container_sends_with_the_ids_in_its_manifest() {
     let pod = "
@@ -219,56 +209,35 @@ spec:
     }
 }
 
+/// The last ones are as OVN-Kubernetes reports a primary user-defined network: `eth0` only serves the kubelet.
 #[test]
-fn traffic_to_the_pods_own_address_uses_lo() {
-    let traced = |status: &str, from: &str, to: &str, more: &[&str]| {
-        let pod = format!("{POD}status: {status}\n");
-        let arguments = ["trace", "-f", "-", "--from", from, "--to", to, "-o", "json"];
+fn a_packet_uses_lo_to_the_pods_own_addresses_and_else_the_interface_of_the_default_route() {
+    let both = "status: {podIP: 10.0.0.2, podIPs: [{ip: 10.0.0.2}, {ip: 'fd00::2'}]}";
+    let one = "status: {podIP: 10.0.0.2}";
+    let secondary = r#"k8s.v1.cni.cncf.io/network-status: '[{"name": "ovn", "ips": ["10.0.0.2"], "default": true},
+        {"name": "a", "ips": ["192.168.7.2"]}]', "#;
+    let primary = r#"traffic.sidecar.istio.io/excludeInterfaces: eth0, k8s.v1.cni.cncf.io/network-status: '[
+        {"name": "ovn-kubernetes", "interface": "eth0", "ips": ["10.0.0.2"]},
+        {"name": "ovn-kubernetes", "interface": "ovn-udn1", "ips": ["203.203.0.5"], "default": true}]', "#;
+    let lo = ["lo", "direct"];
+    for (annotations, status, to, more, expected) in [
+        ("", both, "10.0.0.2:80/tcp", &[][..], lo),
+        ("", both, "[fd00::2]:80/tcp", &[], lo),
+        ("", one, "10.0.0.2:80/tcp", &[], lo),
+        ("", both, "10.0.0.3:80/tcp", &[], ["eth0", "sidecar:15001"]),
+        ("", both, "10.0.0.2:80/tcp", &["--pod-ip", "10.0.0.9"], ["eth0", "sidecar:15001"]),
+        ("", "status: null", "10.0.0.2:80/tcp", &[], ["eth0", "sidecar:15001"]),
+        (secondary, "", "192.168.7.2:80/tcp", &[], lo),
+        (secondary, "", "10.0.0.2:80/tcp", &[], lo),
+        (secondary, "", "192.168.7.3:80/tcp", &[], ["eth0", "sidecar:15001"]),
+        (primary, "", "203.203.0.9:80/tcp", &[], ["ovn-udn1", "sidecar:15001"]),
+        (primary, "", "203.203.0.9:80/tcp", &["--interface", "eth0"], ["eth0", "direct"]),
+    ] {
+        let pod = POD.replace("annotations: {", &format!("annotations: {{{annotations}")) + status;
+        let arguments = ["trace", "-f", "-", "--from", "uid=1000", "--to", to, "-o", "json"];
         let found = detour(&[&arguments[..], more].concat(), &pod, &[]).json();
-        (found["interface"].to_string(), found["arrives_at"].to_string())
-    };
-    let (lo, eth0) = ("\"lo\"".to_owned(), "\"eth0\"".to_owned());
-    let (direct, sidecar) = ("\"direct\"".to_owned(), "\"sidecar:15001\"".to_owned());
-    let both = "{podIP: 10.0.0.2, podIPs: [{ip: 10.0.0.2}, {ip: 'fd00::2'}]}";
-    assert_eq!(traced(both, "uid=1000", "10.0.0.2:80/tcp", &[]), (lo.clone(), direct.clone()));
-    assert_eq!(traced(both, "uid=1000", "[fd00::2]:80/tcp", &[]), (lo.clone(), direct.clone()));
-    assert_eq!(traced("{podIP: 10.0.0.2}", "uid=1000", "10.0.0.2:80/tcp", &[]), (lo, direct));
-    assert_eq!(traced(both, "uid=1000", "10.0.0.3:80/tcp", &[]), (eth0.clone(), sidecar.clone()));
-    let other = ["--pod-ip", "10.0.0.9"];
-    assert_eq!(traced(both, "uid=1000", "10.0.0.2:80/tcp", &other), (eth0.clone(), sidecar.clone()));
-    assert_eq!(traced("null", "uid=1000", "10.0.0.2:80/tcp", &[]), (eth0, sidecar));
-}
-
-#[test]
-fn traffic_to_an_address_of_a_secondary_network_uses_lo() {
-    let status = r#"[{"name": "ovn", "ips": ["10.0.0.2"], "default": true}, {"name": "a", "ips": ["192.168.7.2"]}]"#;
-    let annotation = format!("annotations: {{k8s.v1.cni.cncf.io/network-status: '{status}', ");
-    let pod = POD.replace("annotations: {", &annotation);
-    let traced = |to: &str| {
-        let found = detour(&["trace", "-f", "-", "--from", "uid=1000", "--to", to, "-o", "json"], &pod, &[]).json();
-        [found["interface"].clone(), found["arrives_at"].clone()]
-    };
-    assert_eq!(traced("192.168.7.2:80/tcp"), ["lo", "direct"]);
-    assert_eq!(traced("10.0.0.2:80/tcp"), ["lo", "direct"]);
-    assert_eq!(traced("192.168.7.3:80/tcp"), ["eth0", "sidecar:15001"]);
-}
-
-/// As OVN-Kubernetes reports a primary user-defined network: `eth0` only serves the kubelet.
-#[test]
-fn a_packet_leaves_over_the_interface_of_the_default_route() {
-    let status = r#"[{"name": "ovn-kubernetes", "interface": "eth0", "ips": ["10.0.0.2"]},
-        {"name": "ovn-kubernetes", "interface": "ovn-udn1", "ips": ["203.203.0.5"], "default": true}]"#;
-    let annotations = format!(
-        "annotations: {{k8s.v1.cni.cncf.io/network-status: '{status}', traffic.sidecar.istio.io/excludeInterfaces: eth0, "
-    );
-    let pod = POD.replace("annotations: {", &annotations);
-    let traced = |more: &[&str]| {
-        let packet = ["trace", "-f", "-", "--from", "uid=1000", "--to", "203.203.0.9:80/tcp", "-o", "json"];
-        let found = detour(&[&packet[..], more].concat(), &pod, &[]).json();
-        [found["interface"].clone(), found["arrives_at"].clone()]
-    };
-    assert_eq!(traced(&[]), ["ovn-udn1", "sidecar:15001"]);
-    assert_eq!(traced(&["--interface", "eth0"]), ["eth0", "direct"]);
+        assert_eq!([&found["interface"], &found["arrives_at"]], expected, "{pod} {to} {more:?}");
+    }
 }
 
 #[test]

@@ -191,24 +191,6 @@ fn an_excluded_port_beside_dns_that_the_sidecar_answers_is_a_warning() {
 }
 
 #[test]
-fn the_annotation_without_the_sub_plugin_is_a_warning_with_the_line_to_add() {
-    let mut pod = one_uid();
-    annotate(&mut pod, ANNOTATION, "vault-agent-init");
-    let report = report(&pod, &json!([]));
-    let warnings = report["warnings"].as_array().expect("a list").clone();
-    let missing = warnings.iter().find(|one| one["code"] == "not-in-chain").unwrap_or_else(|| panic!("{report}"));
-    assert!(
-        missing["what"].as_str().is_some_and(|what| what.ends_with("the sub-plugin chain has no container-exclude"))
-    );
-    let next = "add {\"type\": \"container-exclude\"} to the sub-plugin chain of the configuration";
-    assert_eq!(missing["next"], next);
-    assert!(!notes(&report).contains("container-exclude"), "{report}");
-    let early = warnings.iter().find(|one| one["code"] == "init-container-too-early");
-    let advice = early.and_then(|one| one["next"].as_str()).unwrap_or_default();
-    assert!(!advice.contains("annotation detour.io/exclude-containers: \""), "it is there already: {advice}");
-}
-
-#[test]
 fn an_init_container_that_shares_its_uid_gets_the_hint_to_exclude_it_by_name() {
     let report = report(&one_uid(), &json!([{"type": "container-exclude"}]));
     assert_eq!(codes(&report), ["init-container-too-early"]);

@@ -1,13 +1,12 @@
 //! The parts of Istio's injected pods that detour depends on (conf/README.md), item by item, with pods from the
 //! injectors of several minor versions (`tests/golden/injected`).
 
+use crate::run::detour;
 use detour_cni::networks;
 use detour_cni::pod::Pod;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
 const VERSIONS: [&str; 4] = ["1.26", "1.27", "1.28", "1.31"];
@@ -37,20 +36,9 @@ static CONFIGURATION: LazyLock<PathBuf> = LazyLock::new(|| {
     path
 });
 
-/// Runs `detour explain -o json`.
 fn explain(pod: &Value) -> Value {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
-        .args(["explain", "-o", "json", "-f", "-", "--config"])
-        .arg(&*CONFIGURATION)
-        .env_clear()
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("it starts");
-    child.stdin.take().expect("a pipe").write_all(pod.to_string().as_bytes()).expect("written");
-    let output = child.wait_with_output().expect("it ends");
-    assert!(output.status.success(), "{pod}");
-    serde_json::from_slice(&output.stdout).expect("JSON")
+    let configuration = CONFIGURATION.display().to_string();
+    detour(&["explain", "-o", "json", "-f", "-", "--config", &configuration], &pod.to_string(), &[]).json()
 }
 
 /// Returns a setting's value and its sources.
@@ -66,10 +54,6 @@ fn container<'a>(pod: &'a mut Value, name: &str) -> &'a mut Value {
     let lists = spec.iter_mut().filter(|(key, _)| ["containers", "initContainers"].contains(&key.as_str()));
     let mut containers = lists.flat_map(|(_, list)| list.as_array_mut().expect("a list"));
     containers.find(|container| container["name"] == name).unwrap_or_else(|| panic!("no container {name}"))
-}
-
-fn annotate(pod: &mut Value, key: &str, value: &str) {
-    pod["metadata"]["annotations"][key] = value.into();
 }
 
 fn proxy_env(pod: &mut Value, name: &str, value: &str) {
@@ -91,11 +75,39 @@ enum Effect {
 }
 
 /// An item by its name in conf/README.md, a change to the pod, and the effect.
-type Item = (&'static str, fn(&mut Value), Effect);
+type Item<Change = Box<dyn Fn(&mut Value)>> = (&'static str, Change, Effect);
 
 fn items() -> Vec<Item> {
     use Effect::{None, NotRedirected, Proxy, Set};
-    vec![
+    let annotations: [(&str, &str, Effect); 11] = [
+        ("sidecar.istio.io/interceptionMode", "NONE", NotRedirected("NONE")),
+        ("sidecar.istio.io/interceptionMode", "TPROXY", Set("inbound_interception_mode", json!("TPROXY"))),
+        (
+            "traffic.sidecar.istio.io/includeOutboundIPRanges",
+            "10.0.0.0/8",
+            Set("outbound_ip_ranges_include", json!(["10.0.0.0/8"])),
+        ),
+        (
+            "traffic.sidecar.istio.io/excludeOutboundIPRanges",
+            "192.0.2.0/24",
+            Set("outbound_ip_ranges_exclude", json!(["192.0.2.0/24"])),
+        ),
+        ("traffic.sidecar.istio.io/includeInboundPorts", "8080", Set("inbound_ports_include", json!(["8080"]))),
+        (
+            "traffic.sidecar.istio.io/excludeInboundPorts",
+            "15020,9090",
+            Set("inbound_ports_exclude", json!(["15020", "9090", "15021", "15090"])),
+        ),
+        ("traffic.sidecar.istio.io/includeOutboundPorts", "3306", Set("outbound_ports_include", json!(["3306"]))),
+        ("traffic.sidecar.istio.io/excludeOutboundPorts", "3306", Set("outbound_ports_exclude", json!(["3306"]))),
+        ("traffic.sidecar.istio.io/excludeInterfaces", "net1", Set("exclude_interfaces", json!(["net1"]))),
+        ("istio.io/reroute-virtual-interfaces", "tap0", Set("reroute_virtual_interfaces", json!(["tap0"]))),
+        ("traffic.sidecar.istio.io/kubevirtInterfaces", "tap0", Set("reroute_virtual_interfaces", json!(["tap0"]))),
+    ];
+    let annotated = annotations.into_iter().map(|(key, value, effect)| -> Item {
+        (key, Box::new(move |pod| pod["metadata"]["annotations"][key] = value.into()), effect)
+    });
+    let others: Vec<Item<fn(&mut Value)>> = vec![
         (
             "sidecar.istio.io/status",
             |pod| {
@@ -107,61 +119,6 @@ fn items() -> Vec<Item> {
             "sidecar.istio.io/inject",
             |pod| pod["metadata"]["labels"]["sidecar.istio.io/inject"] = "false".into(),
             NotRedirected("sidecar.istio.io/inject"),
-        ),
-        (
-            "sidecar.istio.io/interceptionMode",
-            |pod| annotate(pod, "sidecar.istio.io/interceptionMode", "NONE"),
-            NotRedirected("NONE"),
-        ),
-        (
-            "sidecar.istio.io/interceptionMode",
-            |pod| annotate(pod, "sidecar.istio.io/interceptionMode", "TPROXY"),
-            Set("inbound_interception_mode", json!("TPROXY")),
-        ),
-        (
-            "traffic.sidecar.istio.io/includeOutboundIPRanges",
-            |pod| annotate(pod, "traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.0/8"),
-            Set("outbound_ip_ranges_include", json!(["10.0.0.0/8"])),
-        ),
-        (
-            "traffic.sidecar.istio.io/excludeOutboundIPRanges",
-            |pod| annotate(pod, "traffic.sidecar.istio.io/excludeOutboundIPRanges", "192.0.2.0/24"),
-            Set("outbound_ip_ranges_exclude", json!(["192.0.2.0/24"])),
-        ),
-        (
-            "traffic.sidecar.istio.io/includeInboundPorts",
-            |pod| annotate(pod, "traffic.sidecar.istio.io/includeInboundPorts", "8080"),
-            Set("inbound_ports_include", json!(["8080"])),
-        ),
-        (
-            "traffic.sidecar.istio.io/excludeInboundPorts",
-            |pod| annotate(pod, "traffic.sidecar.istio.io/excludeInboundPorts", "15020,9090"),
-            Set("inbound_ports_exclude", json!(["15020", "9090", "15021", "15090"])),
-        ),
-        (
-            "traffic.sidecar.istio.io/includeOutboundPorts",
-            |pod| annotate(pod, "traffic.sidecar.istio.io/includeOutboundPorts", "3306"),
-            Set("outbound_ports_include", json!(["3306"])),
-        ),
-        (
-            "traffic.sidecar.istio.io/excludeOutboundPorts",
-            |pod| annotate(pod, "traffic.sidecar.istio.io/excludeOutboundPorts", "3306"),
-            Set("outbound_ports_exclude", json!(["3306"])),
-        ),
-        (
-            "traffic.sidecar.istio.io/excludeInterfaces",
-            |pod| annotate(pod, "traffic.sidecar.istio.io/excludeInterfaces", "net1"),
-            Set("exclude_interfaces", json!(["net1"])),
-        ),
-        (
-            "istio.io/reroute-virtual-interfaces",
-            |pod| annotate(pod, "istio.io/reroute-virtual-interfaces", "tap0"),
-            Set("reroute_virtual_interfaces", json!(["tap0"])),
-        ),
-        (
-            "traffic.sidecar.istio.io/kubevirtInterfaces",
-            |pod| annotate(pod, "traffic.sidecar.istio.io/kubevirtInterfaces", "tap0"),
-            Set("reroute_virtual_interfaces", json!(["tap0"])),
         ),
         (
             "istio-proxy",
@@ -203,7 +160,9 @@ fn items() -> Vec<Item> {
         ("DISABLE_ENVOY", |pod| proxy_env(pod, "DISABLE_ENVOY", "true"), NotRedirected("DISABLE_ENVOY")),
         ("ISTIO_META_INTERCEPTION_MODE", |pod| proxy_env(pod, "ISTIO_META_INTERCEPTION_MODE", "TPROXY"), None),
         ("ISTIO_DUAL_STACK", |pod| proxy_env(pod, "ISTIO_DUAL_STACK", "false"), None),
-    ]
+    ];
+    let others = others.into_iter().map(|(item, change, effect)| -> Item { (item, Box::new(change), effect) });
+    annotated.chain(others).collect()
 }
 
 /// Moves the proxy from the containers to the init containers, or back.

@@ -449,7 +449,9 @@ fn a_request_without_its_sub_plugin_is_a_warning_with_the_line_to_add() {
         let warnings = report["warnings"].as_array().expect("warnings");
         let of = |code: &str| warnings.iter().find(|one| one["code"] == code).unwrap_or_else(|| panic!("{report:#}"));
         let (ignored, early) = (of("not-in-chain"), of("init-container-too-early"));
-        assert!(ignored["what"].to_string().contains(key), "{report:#}");
+        let what = ignored["what"].as_str().unwrap_or_default();
+        let why = format!("the sub-plugin chain has no {sub_plugin}");
+        assert!(what.contains(key) && what.ends_with(&why), "{report:#}");
         let line = format!("add {{\"type\": \"{sub_plugin}\"}} to the sub-plugin chain of the configuration");
         assert_eq!(ignored["next"], line);
         let next = format!("annotation {key} names it already: see the warning about this annotation");

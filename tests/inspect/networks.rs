@@ -52,6 +52,22 @@ fn explain(networks: &str, conf: Option<&Value>, more: &[&str]) -> Run {
     detour(&[&arguments, more].concat(), &pod.to_string(), &[])
 }
 
+/// Runs a command about the pod with these configurations, each in the file of its network.
+fn run(command: &[&str], pod: &Value, configurations: &[&Value]) -> Run {
+    let write = |conf: &&Value| file(&format!("{}.conf", conf["name"].as_str().expect("a name")), &conf.to_string());
+    let files: Vec<_> = configurations.iter().map(write).collect();
+    let mut arguments = [command, &["-f", "-"]].concat();
+    arguments.extend(files.iter().flat_map(|file| ["--config", file]));
+    detour(&arguments, &pod.to_string(), &[])
+}
+
+/// Explains the pod that selects these networks; returns the exit code and the report.
+fn explained(mut pod: Value, networks: &str, configurations: &[&Value]) -> (i32, Value) {
+    annotate(&mut pod, "k8s.v1.cni.cncf.io/networks", networks);
+    let run = run(&["explain", "-o", "json"], &pod, configurations);
+    (run.code, serde_json::from_str(&run.stdout).unwrap_or_else(|error| panic!("{error}: {run:?}")))
+}
+
 #[test]
 fn each_network_and_the_combined_policy_are_reported() {
     let run = explain("default/istio-cni, excludedns, storage@data0", Some(&node()), &[]);
@@ -191,26 +207,20 @@ fn each_of_several_configurations_applies_to_the_attachment_of_its_name() {
         "name": "excludedns", "type": "detour", "kubernetes": {"kubeconfig": "/k"},
         "chain": [{"type": "uid-exclude", "uids": ["4711"]}],
     });
-    let files = [file("istio-cni.conf", &istio.to_string()), file("excludedns.conf", &exclude.to_string())];
-    let explain = |networks: &str| {
-        let mut pod = pod();
-        annotate(&mut pod, "k8s.v1.cni.cncf.io/networks", networks);
-        let arguments = ["explain", "-f", "-", "--config", &files[0], "--config", &files[1], "-o", "json"];
-        let run = detour(&arguments, &pod.to_string(), &[]);
-        let report: Value = serde_json::from_str(&run.stdout).unwrap_or_else(|error| panic!("{error}: {run:?}"));
-        (run.code, report)
-    };
-    let (code, report) = explain("default/istio-cni, default/excludedns, storage");
+    let both = [&istio, &exclude];
+    let (code, report) = explained(pod(), "default/istio-cni, default/excludedns, storage", &both);
     assert_eq!((code, &report["redirected"], &report["exempt"][0]["who"]), (0, &json!(true), &json!("uid 4711")));
     let leads = |name: &str| {
         let networks = report["networks"].as_array().expect("a list");
         let found = networks.iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("{name}: {networks:?}"));
         found["leads_to"].as_str().unwrap_or_default().to_owned()
     };
-    assert_eq!([leads("default/istio-cni"), leads("default/excludedns")], [files[0].to_string(), files[1].to_string()]);
+    for name in ["istio-cni", "excludedns"] {
+        assert!(leads(&format!("default/{name}")).ends_with(&format!("/{name}.conf")), "{report:#}");
+    }
     assert!(leads("shop/storage").starts_with("unknown: "), "{}", leads("shop/storage"));
     // A typo in the second network: Multus fails the pod.
-    let (code, report) = explain("default/istio-cni, default/excluddns");
+    let (code, report) = explained(pod(), "default/istio-cni, default/excluddns", &both);
     let cause = report["add_fails"].as_str().unwrap_or_default();
     assert!(
         code == 1 && cause.contains("default/excluddns") && cause.contains("did you mean \"excludedns\"?"),
@@ -218,8 +228,7 @@ fn each_of_several_configurations_applies_to_the_attachment_of_its_name() {
     );
     let mut typo = pod();
     annotate(&mut typo, "k8s.v1.cni.cncf.io/networks", "default/istio-cni, default/excluddns");
-    let packet = ["--from", "uid=1", "--to", "1.2.3.4:5/tcp", "--config", &files[0], "--config", &files[1]];
-    let run = detour(&[&["trace", "-f", "-"][..], &packet].concat(), &typo.to_string(), &[]);
+    let run = run(&["trace", "--from", "uid=1", "--to", "1.2.3.4:5/tcp"], &typo, &both);
     assert!(run.code == 1 && run.stdout.starts_with("an ADD fails: "), "{run:?}");
 }
 
@@ -228,13 +237,11 @@ fn a_request_is_ignored_only_if_no_attachment_has_its_sub_plugin() {
     let istio = attachment(&json!([{"type": "istio-redirect"}]));
     let mut exclude = attachment(&json!([{"type": "uid-exclude"}]));
     exclude["name"] = "excludedns".into();
-    let files = [file("redirects.conf", &istio.to_string()), file("excludes.conf", &exclude.to_string())];
-    let arguments = ["explain", "-f", "-", "--config", &files[0], "--config", &files[1], "-o", "json"];
     for (networks, is_ignored) in [("default/istio-cni, default/excludedns", false), ("default/istio-cni", true)] {
         let mut pod = pod();
-        annotate(&mut pod, "k8s.v1.cni.cncf.io/networks", networks);
         annotate(&mut pod, "detour.io/exclude-uids", "8");
-        let report = detour(&arguments, &pod.to_string(), &[]).json();
+        let (code, report) = explained(pod, networks, &[&istio, &exclude]);
+        assert_eq!(code, 0, "{report:#}");
         let warnings = report["warnings"].as_array().expect("a list");
         assert_eq!(warnings.iter().any(|one| one["code"] == "not-in-chain"), is_ignored, "{networks}: {report:#}");
     }
@@ -246,14 +253,10 @@ fn a_fault_of_the_pod_is_named_once_for_all_attachments() {
     istio["dialect"] = "iptables".into();
     let mut other = istio.clone();
     other["name"] = "other".into();
-    let files = [file("first.conf", &istio.to_string()), file("other.conf", &other.to_string())];
     let mut pod = pod();
     pod["spec"]["hostUsers"] = false.into();
-    annotate(&mut pod, "k8s.v1.cni.cncf.io/networks", "default/istio-cni, default/other");
-    let arguments = ["explain", "-f", "-", "--config", &files[0], "--config", &files[1], "-o", "json"];
-    let run = detour(&arguments, &pod.to_string(), &[]);
-    let report: Value = serde_json::from_str(&run.stdout).expect("JSON");
-    assert_eq!(run.code, 1);
+    let (code, report) = explained(pod, "default/istio-cni, default/other", &[&istio, &other]);
+    assert_eq!(code, 1);
     let warnings = report["warnings"].as_array().expect("a list").iter();
     let faults: Vec<_> = warnings.filter(|one| one["code"] == "add-fails").map(|one| &one["what"]).collect();
     assert_eq!(faults.len(), 1, "{report:#}");

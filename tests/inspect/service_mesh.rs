@@ -2,12 +2,11 @@
 //! injector makes of it (`tests/golden/injected/excludedns.yaml`), and detour's decisions for these pods.
 //! `tests/apiserver/service_mesh.rs` runs the commands of the guide.
 
+use crate::run::{Run, detour};
 use detour_cni::networks;
 use detour_cni::pod::Pod;
 use serde_json::{Value, json};
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
 
 fn path(within: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(within)
@@ -40,26 +39,8 @@ fn selected(pod: &Value) -> Vec<String> {
     selections.elements.iter().map(|one| one.object.to_string()).collect()
 }
 
-fn detour(arguments: &[&str], stdin: &str) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
-        .args(arguments)
-        .env_clear()
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it starts");
-    child.stdin.take().expect("a pipe").write_all(stdin.as_bytes()).expect("written");
-    child.wait_with_output().expect("it ends")
-}
-
-/// Runs `detour explain -o json`.
 fn explain(pod: &Value, arguments: &[&str]) -> Value {
-    let all = [&["explain", "-o", "json", "-f", "-"], arguments].concat();
-    let output = detour(&all, &pod.to_string());
-    assert!(output.status.success(), "{all:?}: {}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("JSON")
+    detour(&[&["explain", "-o", "json", "-f", "-"], arguments].concat(), &pod.to_string(), &[]).json()
 }
 
 #[test]
@@ -118,7 +99,7 @@ fn instead_of_the_operators_plugin_detour_redirects_the_same_pods() {
 /// Runs `detour explain` as the primary plugin of OpenShift (conf/primary-openshift.conf) for a pod in namespace shop
 /// with these networks. The sample gives shop the definition istio-cni; default has istio-cni and excludedns; bank has
 /// excludedns.
-fn explain_tenant(test: &str, networks: &str) -> Output {
+fn explain_tenant(test: &str, networks: &str) -> Run {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("service-mesh-{test}"));
     std::fs::create_dir_all(directory.join("net.d")).expect("writable");
     let write = |name: &str, text: &str| {
@@ -146,7 +127,7 @@ fn explain_tenant(test: &str, networks: &str) -> Output {
     let mut pod = recorded_pod("no-networks");
     pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] = json!(networks);
     let arguments = ["explain", "-f", "-", "-o", "json", "--config", &node, "--definitions", &definitions];
-    detour(&arguments, &pod.to_string())
+    detour(&arguments, &pod.to_string(), &[])
 }
 
 #[test]
@@ -154,9 +135,7 @@ fn definitions_of_the_pods_namespace_and_of_default_are_found_although_openshift
     for (test, networks) in
         [("own", "istio-cni, default/excludedns"), ("default", "default/istio-cni, default/excludedns")]
     {
-        let output = explain_tenant(test, networks);
-        assert!(output.status.success(), "{networks}: {}", String::from_utf8_lossy(&output.stderr));
-        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let report = explain_tenant(test, networks).json();
         assert_eq!(report["redirected"], true, "{networks}: {report}");
         assert!(report["exempt"].to_string().contains("1337"), "{networks}: {report}");
     }
@@ -168,9 +147,9 @@ fn a_missing_definition_and_one_of_another_tenant_are_errors_that_name_it() {
         ("missing", "excludedns", "NetworkAttachmentDefinition \"excludedns\" not found in namespace \"shop\""),
         ("other", "bank/excludedns", "namespaceIsolation forbids pods of namespace \"shop\""),
     ] {
-        let output = explain_tenant(test, networks);
-        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let run = explain_tenant(test, networks);
+        let report: Value = serde_json::from_str(&run.stdout).expect("JSON");
         let cause = report["add_fails"].as_str().unwrap_or_default();
-        assert!(!output.status.success() && cause.contains(expected), "{networks}: {output:?}");
+        assert!(run.code == 1 && cause.contains(expected), "{networks}: {run:?}");
     }
 }

@@ -283,13 +283,20 @@ impl Sandbox {
         Check { sandbox_id: self.id.clone(), saved, containers, is_complete, changes: None, failure: None }
     }
 
-    /// Ends a check: the runtime does not wait any longer for its containers.
+    /// Ends a check: the runtime does not wait any longer for its containers. A failure is logged unless it was before, or no
+    /// excluded container is affected.
     pub(super) fn end(&mut self, mut check: Check, connection: &Connection, tools: &Tools) {
         (self.is_slow, self.checking) = (self.is_slow(), None);
         self.saved = take(&mut check.saved);
-        self.failure = check.failure.as_ref().map_or_else(String::new, |error| self.failed(error, tools));
+        self.failure = check.failure.as_ref().map_or_else(String::new, |error| self.text_of(error, tools));
         for (id, container) in take(&mut check.containers) {
             self.checked(&id, container, &check, tools);
+        }
+        let (failure, may_run) = (&self.failure, self.running().next().is_some());
+        let is_news = !failure.is_empty() && self.logged.len() < MAX_LOGGED && !self.logged.contains(failure);
+        if is_news && (may_run || self.saved.excluded.is_none()) {
+            tracing::warn!(pod = self.pod_name(), sandbox = self.id, "can't update the excluded containers: {failure}");
+            self.logged.insert(self.failure.clone());
         }
         if let Some(changes) = &check.changes {
             for (container, scope) in &changes.added {
@@ -298,8 +305,8 @@ impl Sandbox {
             self.report_captured(changes, connection, tools);
         }
         if self.saved.excluded.is_some() || !self.failure.is_empty() {
-            let may_run = !check.is_complete || self.running().next().is_some();
-            let next = Instant::now() + if may_run { CHECK_INTERVAL } else { REST_INTERVAL };
+            let interval = if may_run || !check.is_complete { CHECK_INTERVAL } else { REST_INTERVAL };
+            let next = Instant::now() + interval;
             self.due = Some(self.due.map_or(next, |due| due.min(next)));
         }
     }
@@ -343,10 +350,9 @@ impl Sandbox {
         }
     }
 
-    /// Returns the text of a failure. It is logged unless it was before, or no excluded container is affected. The
-    /// reconciler of pods restores sets that are missing.
-    fn failed(&mut self, error: &Error, tools: &Tools) -> String {
-        let why = match (error.code == Code::Drift, &tools.damaged) {
+    /// Returns the text of a failure. The reconciler of pods restores sets that are missing.
+    fn text_of(&self, error: &Error, tools: &Tools) -> String {
+        match (error.code == Code::Drift, &tools.damaged) {
             (true, Some(damaged)) => {
                 // If too many requests wait, the next failure makes another one.
                 self.pod().into_iter().for_each(|pod| drop(damaged.try_send(pod.clone())));
@@ -354,12 +360,7 @@ impl Sandbox {
             }
             (true, None) => format!("{error}; set the agent's flag --repair=repair or delete the pod"),
             _ => error.to_string(),
-        };
-        let is_affected = self.saved.excluded.is_none() || self.running().next().is_some();
-        if is_affected && self.logged.len() < MAX_LOGGED && self.logged.insert(why.clone()) {
-            tracing::warn!(pod = self.pod_name(), sandbox = self.id, "can't update the excluded containers: {why}");
         }
-        why
     }
 
     /// Reports a container that started captured, once.

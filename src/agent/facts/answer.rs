@@ -1,4 +1,5 @@
-//! The answers to the plugin's requests, from the caches or else from the API server, and its call reports.
+//! The answers to the plugin's requests, and its call reports. Facts come from the caches; from the API server if a cache
+//! does not have them.
 
 use super::cache::{Cache, SharedFacts};
 use super::objects::{ObservedPod, WatchedKind};

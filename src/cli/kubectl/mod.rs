@@ -74,7 +74,7 @@ enum KubectlCommand {
     Check(CheckArguments),
     Audit(AuditArguments),
     Explain(explain::ExplainArguments),
-    Trace(trace::TraceArguments),
+    Trace(Box<trace::TraceArguments>),
     Rules(rules::RulesArguments),
     Doctor(Box<doctor::DoctorArguments>),
 }

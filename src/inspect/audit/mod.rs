@@ -255,26 +255,22 @@ fn redirected_by(
 /// Returns why a pod has no sidecar although its namespace or the pod itself requests one.
 fn missing_sidecar(pod: &Pod, namespace: Option<&Namespace>) -> Option<String> {
     let label = |key: &str| namespace.and_then(|namespace| namespace.labels.get(key)).map(String::as_str);
-    let injection = label(INJECTION);
-    let requested_by = match (injection, label(REVISION)) {
-        (Some("disabled"), _) => return None,
-        (Some("enabled"), _) => Some(format!("namespace {} has label {INJECTION}=enabled", pod.namespace)),
-        (_, Some(revision)) if !revision.is_empty() => {
-            Some(format!("namespace {} has label {REVISION}={revision}", pod.namespace))
-        }
-        _ => None,
+    let of_namespace = |key: &str, value: &str| format!("namespace {} has label {key}={value}", pod.namespace);
+    let requested = requested_injection(pod);
+    let by = match (label(INJECTION), requested, label(REVISION)) {
+        (Some("disabled"), ..) => return None,
+        (_, Some(true), _) => format!("{INJECT} is true"),
+        (Some(enabled @ "enabled"), ..) => of_namespace(INJECTION, enabled),
+        (.., Some(revision)) if !revision.is_empty() => of_namespace(REVISION, revision),
+        (_, Some(false), _) => return None,
+        (_, None, _) => format!("the pod has label {REVISION}={}", pod.labels.get(REVISION)?),
     };
-    let own_revision = || pod.labels.get(REVISION).map(|revision| format!("the pod has label {REVISION}={revision}"));
-    match requested_injection(pod) {
-        Some(false) => requested_by.map(|by| format!("no sidecar: {INJECT} is false; {by}")),
-        Some(true) => {
-            Some(format!("no sidecar: {INJECT} is true, but Istio's injector did not add one; delete the pod"))
-        }
-        None => requested_by.or_else(own_revision).map(|by| match pod.host_network {
-            true => format!("no sidecar: Istio does not inject one into pods with hostNetwork; {by}"),
-            false => format!("no sidecar: {by}, but Istio's injector did not add one; delete the pod"),
-        }),
-    }
+    let why = match requested {
+        Some(false) => format!("{INJECT} is false; {by}"),
+        None if pod.host_network => format!("Istio does not inject one into pods with hostNetwork; {by}"),
+        _ => format!("{by}, but Istio's injector did not add one; delete the pod"),
+    };
+    Some(format!("no sidecar: {why}"))
 }
 
 #[cfg(test)]

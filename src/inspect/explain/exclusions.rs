@@ -50,11 +50,6 @@ impl ExcludedTraffic {
     pub(super) fn what(&self) -> String {
         format!("{} to {}", self.traffic(), self.to)
     }
-
-    /// Returns the sources, and the remark.
-    pub(super) fn described_sources(&self) -> String {
-        self.sources.iter().chain(&self.note).cloned().collect::<Vec<_>>().join("; ")
-    }
 }
 
 /// A container whose traffic bypasses the sidecar, and the sources of its exclusion.

@@ -58,6 +58,21 @@ struct Row {
     sources: Vec<String>,
 }
 
+impl Row {
+    /// Returns the row of traffic that bypasses the sidecar.
+    fn new(name: impl Into<String>, detail: impl Into<String>, what: impl Into<String>, to: impl Into<String>) -> Self {
+        let (name, detail, what, to) = (name.into(), detail.into(), what.into(), to.into());
+        Self { name, detail, what, to, color: "free", ..Self::default() }
+    }
+
+    /// Returns the row of a container's traffic to everywhere.
+    fn of_container(container: &ContainerTraffic<'_>, what: impl Into<String>) -> Self {
+        let uid = container.uid().map_or_else(|| "unknown UID".to_owned(), |uid| format!("UID {uid}"));
+        let detail = if container.ends_before { format!("init container, {uid}") } else { uid };
+        Self { ends_before: container.ends_before, ..Self::new(container.name(), detail, what, "anywhere") }
+    }
+}
+
 /// Draws an explanation as a self-contained SVG document.
 #[must_use]
 pub fn picture(subject: &Subject, explanation: &Explanation) -> String {
@@ -68,16 +83,14 @@ pub fn picture(subject: &Subject, explanation: &Explanation) -> String {
     let redirect = policy.redirect().or(by_others.as_ref());
     let mut rows = match redirect {
         Some(redirect) => captured(explanation, policy, redirect, &containers),
-        None => containers.iter().map(|one| bypass(card(one), "everything", "anywhere", &[])).collect(),
+        None => containers.iter().map(|one| Row::of_container(one, "everything")).collect(),
     };
     if let Some(redirect) = redirect {
         let mut free = bypasses(explanation, policy, redirect, &containers);
         let more = free.len().saturating_sub(MAX_BYPASSES);
         free.truncate(MAX_BYPASSES);
         rows.extend(free);
-        rows.extend(
-            (more > 0).then(|| bypass(every(&format!("and {more} more"), ""), "see detour explain --all", "", &[])),
-        );
+        rows.extend((more > 0).then(|| Row::new(format!("and {more} more"), "", "see detour explain --all", "")));
     }
     let mut drawing = Drawing::default();
     let title = format!("Pod {}", explanation.pod);
@@ -144,8 +157,7 @@ fn captured(
     redirect: &Redirect,
     containers: &[ContainerTraffic<'_>],
 ) -> Vec<Row> {
-    let through =
-        |card, color, port, what: String, to: &str| Row { port: Some(port), color, ..bypass(card, &what, to, &[]) };
+    let through = |color, port, row| Row { port: Some(port), color, ..row };
     let inbound = match (&redirect.inbound_ports_include, &redirect.inbound_ports_exclude) {
         (Ports::List(included), _) if included.is_empty() => None,
         (Ports::List(included), _) => Some(format!("inbound to {}", joined(included))),
@@ -154,7 +166,7 @@ fn captured(
         (Ports::All, Ports::All) => None,
     };
     let inbound = inbound.map(|what| {
-        through(every("every container", "receives"), "in", redirect.inbound_capture_port, what, "callers")
+        through("in", redirect.inbound_capture_port, Row::new("every container", "receives", what, "callers"))
     });
     let mut rows: Vec<Row> = inbound.into_iter().collect();
     let is_captured = |container: &&ContainerTraffic<'_>| {
@@ -163,7 +175,8 @@ fn captured(
     for container in containers.iter().filter(is_captured) {
         let is_lost = explanation.init_containers.iter().any(|one| one.is_lost() && one.name == container.name());
         let (color, to) = if is_lost { ("lost", "lost: no sidecar yet") } else { ("out", "services") };
-        rows.push(through(card(container), color, redirect.proxy_port, "outbound TCP".to_owned(), to));
+        let row = Row { to: to.to_owned(), ..Row::of_container(container, "outbound TCP") };
+        rows.push(through(color, redirect.proxy_port, row));
     }
     let resolvers = match &redirect.dns {
         DnsCapture::Off => return rows,
@@ -172,7 +185,7 @@ fn captured(
             joined(v4.iter().copied().map(IpAddr::V4).chain(v6.iter().copied().map(IpAddr::V6)))
         }
     };
-    rows.push(through(every("every process", "not excluded"), "dns", DNS_PROXY_PORT, "DNS".to_owned(), &resolvers));
+    rows.push(through("dns", DNS_PROXY_PORT, Row::new("every process", "not excluded", "DNS", resolvers)));
     rows
 }
 
@@ -189,38 +202,21 @@ fn bypasses(
         let owned =
             |container: &&ContainerTraffic<'_>| one.owner != TrafficOwner::Any && container.is_owned_by(one.owner);
         let owners = || joined(containers.iter().filter(owned).map(ContainerTraffic::name));
-        bypass(
-            every(&one.who.replace("uid ", "UID "), &one.note.clone().unwrap_or_else(owners)),
-            &one.traffic(),
-            &one.to,
-            &one.sources,
-        )
+        let (who, detail) = (one.who.replace("uid ", "UID "), one.note.clone().unwrap_or_else(owners));
+        Row { sources: one.sources.clone(), ..Row::new(who, detail, one.traffic(), &one.to) }
     });
-    let source = ["the UID or GID of istio-proxy".to_owned()];
     let is_proxys = |one: &&ContainerTraffic<'_>| one.proxys_id(policy).is_some() && !one.is_excluded_by_id(policy);
-    let of_proxy = containers.iter().filter(is_proxys).map(|one| bypass(card(one), "everything", "anywhere", &source));
+    let sources = vec!["the UID or GID of istio-proxy".to_owned()];
+    let of_proxy = |one| Row { sources: sources.clone(), ..Row::of_container(one, "everything") };
+    let of_proxy = containers.iter().filter(is_proxys).map(of_proxy);
     let dns = (redirect.dns == DnsCapture::Off)
-        .then(|| bypass(every("every process", "DNS is not captured"), "udp port 53", "resolvers", &[]));
+        .then(|| Row::new("every process", "DNS is not captured", "udp port 53", "resolvers"));
     let named = |one: &ExcludedContainer| {
         let container = containers.iter().find(|container| container.name() == one.name)?;
-        Some(bypass(card(container), &format!("{} until it exits", scope_text(one.scope)), "anywhere", &one.sources))
+        let what = format!("{} until it exits", scope_text(one.scope));
+        Some(Row { sources: one.sources.clone(), ..Row::of_container(container, what) })
     };
     of_traffic.chain(of_proxy).chain(dns).chain(explanation.excluded_containers.iter().filter_map(named)).collect()
-}
-
-/// Returns the row of a container, without an arrow's text.
-fn card(container: &ContainerTraffic<'_>) -> Row {
-    let uid = container.uid().map_or_else(|| "unknown UID".to_owned(), |uid| format!("UID {uid}"));
-    let detail = if container.ends_before { format!("init container, {uid}") } else { uid };
-    Row { ends_before: container.ends_before, ..every(container.name(), &detail) }
-}
-
-fn every(who: &str, detail: &str) -> Row {
-    Row { name: who.to_owned(), detail: detail.to_owned(), color: "free", ..Row::default() }
-}
-
-fn bypass(card: Row, what: &str, to: &str, sources: &[String]) -> Row {
-    Row { what: what.to_owned(), to: to.to_owned(), sources: sources.to_vec(), ..card }
 }
 
 /// An SVG document in progress, in pixels from the upper left corner.

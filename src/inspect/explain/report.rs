@@ -8,8 +8,8 @@ use super::exclusions::{
 use super::settings::{ExplainedGuard, Setting, settings, uncaptured};
 use super::warnings::{usual_annotations, warnings};
 use crate::cni::Error;
+use crate::inspect::configurations::SelectedNetwork;
 use crate::inspect::elements::scope_text;
-use crate::inspect::selected::SelectedNetwork;
 use crate::inspect::subject::{ConfigurationOrigin, PlannedFormat, Subject, planned_format};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, cut_list, joined};
 use crate::networks::PodNetwork;
@@ -267,7 +267,8 @@ impl TextReport for Explanation {
             vec![name, Cell::of(scope_text(c.scope)), sources(&c.sources)]
         };
         let traffic = |e: &ExcludedTraffic| {
-            vec![Cell::of(&e.who), Cell::of(shown(e.what())), Cell::of(e.described_sources()).tone(Tone::Faint)]
+            let noted: Vec<String> = e.sources.iter().chain(&e.note).cloned().collect();
+            vec![Cell::of(&e.who), Cell::of(shown(e.what())), sources(&noted)]
         };
         let grouped = if self.all { self.exclusions.clone() } else { grouped(&self.exclusions) };
         let bypassing = self.excluded_containers.iter().map(container).chain(grouped.iter().map(traffic));

@@ -361,6 +361,13 @@ fn each_failure_is_logged_once_and_only_if_an_excluded_container_runs() {
     let mut scene = Scene::new();
     scene.fail("gone");
     assert!(scene.sandbox.logged.is_empty());
+    // The network namespace of a deleted pod is gone as soon as its containers have ended.
+    scene.run("0");
+    let mut check = scene.check();
+    check.containers.get_mut("0").expect("it ran").state = ContainerState::Ended;
+    check.failure = Some(Error::new(Code::InvalidNetns, "gone"));
+    scene.end(check);
+    assert!(scene.sandbox.logged.is_empty());
     drop(scene.start("1", VAULT));
     for number in 0..50 {
         scene.fail(&format!("cause {number}"));
