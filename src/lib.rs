@@ -22,12 +22,11 @@
 //! | kernel and state | [`netns`], [`firewall`], [`state`], [`logging`] | the pod's network namespace; policy → rules → netlink and back; saved state of each attachment; log lines |
 //! | the node | [`host_path`], [`trusted_file`], [`netlink`] | paths as the node sees them; safe opening of files; netlink sockets |
 //! | streams | [`streams`] | stdin, stdout and stderr with deadlines |
-//! | values | [`policy`], [`pod`], [`cni`], [`printable`], [`suggest`], [`wait`], [`backoff`], [`links`] | redirections and exclusions; pod facts; the CNI protocol and its error codes ([`cni::Code`]); text that is safe to print; suggestions for misspelled names; waiting with a deadline; pauses between attempts; the walk of symbolic links |
+//! | values | [`policy`], [`pod`], [`cni`], [`printable`], [`wait`], [`links`] | redirections and exclusions; pod facts; the CNI protocol and its error codes ([`cni::Code`]); text that is safe to print; waiting with a deadline, and pauses between attempts; the walk of symbolic links |
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod agent;
-pub mod backoff;
 pub mod cgroup;
 pub mod cluster;
 pub mod cni;
@@ -52,6 +51,5 @@ mod scratch;
 pub mod state;
 pub mod streams;
 pub mod sub_plugins;
-pub mod suggest;
 pub mod trusted_file;
 pub mod wait;

@@ -17,7 +17,7 @@ const ROWS: [&[&str]; 12] = [
     &["netns", "firewall", "state", "logging"],
     &["host_path", "trusted_file", "netlink"],
     &["streams"],
-    &["policy", "pod", "cni", "printable", "suggest", "wait", "backoff", "links"],
+    &["policy", "pod", "cni", "printable", "wait", "links"],
 ];
 
 fn row_of(module: &str) -> Option<usize> {

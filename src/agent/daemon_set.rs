@@ -4,8 +4,8 @@
 //! their signal after that, when a request may be refused already. A watch that was granted before continues without
 //! permission and account, and reports the deletion.
 
-use crate::backoff::Backoff;
 use crate::cluster::{Api, ObjectRef};
+use crate::wait::Backoff;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::spawn_local;

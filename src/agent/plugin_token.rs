@@ -2,16 +2,13 @@
 //! the node, while the API server grants none.
 
 use super::metrics::Metrics;
-use crate::backoff::Backoff;
 use crate::cluster::{Api, ObjectRef, Token};
-use crate::wait;
+use crate::wait::Backoff;
 use k8s_openapi::jiff::Timestamp;
-use std::cell::Cell;
-use std::convert::Infallible;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::spawn_local;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 /// The requested lifetime; the agent's admission policy allows no longer one. The token is bound to the node, not to the
 /// agent's pod, so that the plugin works while an agent is replaced. Without an agent, it lasts for at least 40 minutes.
@@ -20,7 +17,7 @@ const LIFETIME: Duration = Duration::from_secs(60 * 60);
 const BACKOFF: Backoff = Backoff::new(Duration::from_secs(5), Duration::from_secs(60));
 /// A token is renewed at most this often, even if the API server grants a short one.
 const SHORTEST_RENEWAL: Duration = Duration::from_secs(60);
-/// How long the first call waits for the first request. Later calls never wait.
+/// How long the start waits for the first request.
 const FIRST_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The token of the service account that the plugin uses on a node.
@@ -28,8 +25,6 @@ const FIRST_TIMEOUT: Duration = Duration::from_millis(500);
 pub struct PluginToken {
     plugin_account: ObjectRef,
     granted: watch::Receiver<Granted>,
-    /// How long the next call waits for the first result.
-    timeout: Cell<Duration>,
 }
 
 /// The results of the requests.
@@ -43,11 +38,12 @@ struct Granted {
 
 impl PluginToken {
     /// Starts the task that requests the token of `plugin_account` with the permissions of `account`.
-    #[must_use]
-    pub fn start(account: Api, plugin_account: ObjectRef, metrics: Metrics) -> Self {
-        let (sender, granted) = watch::channel(Granted::default());
+    pub async fn start(account: Api, plugin_account: ObjectRef, metrics: Metrics) -> Self {
+        let (sender, mut granted) = watch::channel(Granted::default());
         spawn_local(renew(account, plugin_account.clone(), metrics, sender));
-        Self { plugin_account, granted, timeout: Cell::new(FIRST_TIMEOUT) }
+        // Without a result, the agent starts with the token on the node.
+        let _ = timeout(FIRST_TIMEOUT, granted.changed()).await;
+        Self { plugin_account, granted }
     }
 
     /// Returns the current token, and what the plugin lacks if that has expired: the node is not ready then, but everything
@@ -57,9 +53,6 @@ impl PluginToken {
     /// # Errors
     /// The API server grants no token, and the node has none; returns the reason.
     pub fn current(&self, installed: impl FnOnce() -> Option<String>) -> Result<(String, Option<String>), String> {
-        // The initial value counts as seen, so the first change is the first result.
-        let has_result = || Ok::<_, Infallible>(self.granted.has_changed().unwrap_or(true).then_some(()));
-        let _ = wait::until(self.timeout.replace(Duration::ZERO), [Duration::from_millis(5); 2], has_result);
         let Granted { token, failure } = self.granted.borrow().clone();
         let of_node = || Token::of_account(&installed()?, &self.plugin_account.namespace, &self.plugin_account.name);
         let failure = failure.unwrap_or_else(|| "the API server has not granted the plugin's token yet".to_owned());
@@ -75,23 +68,22 @@ async fn renew(account: Api, of: ObjectRef, metrics: Metrics, granted: watch::Se
     loop {
         let result = account.token(&of, LIFETIME).await;
         metrics.set("plugin_token_renewal_failed", [], result.is_err());
-        let pause = match result {
+        let pause = match &result {
             Ok(token) => {
                 backoff.reset();
-                let pause = renewal(Timestamp::now(), token.expires);
-                granted.send_replace(Granted { token: Some(token), failure: None });
-                pause
+                renewal(Timestamp::now(), token.expires)
             }
-            Err(error) => {
-                let failure = error.to_string();
-                granted.send_modify(|granted| {
-                    if granted.failure.replace(failure.clone()).is_none() {
-                        tracing::warn!("{failure}; the plugin keeps the token that it has");
-                    }
-                });
-                backoff.pause(Instant::now())
-            }
+            Err(_) => backoff.pause(Instant::now()),
         };
+        granted.send_modify(|granted| match result {
+            Ok(token) => *granted = Granted { token: Some(token), failure: None },
+            Err(error) => {
+                if granted.failure.is_none() {
+                    tracing::warn!("{error}; the plugin keeps the token that it has");
+                }
+                granted.failure = Some(error.to_string());
+            }
+        });
         tokio::select! {
             () = sleep(pause) => {}
             () = granted.closed() => return,
@@ -129,7 +121,7 @@ mod tests {
     fn the_last_token_is_used_until_another_one_is_granted() {
         let (sender, granted) = watch::channel(Granted::default());
         let plugin_account = ObjectRef { namespace: "istio-system".into(), name: "detour".into() };
-        let plugin = PluginToken { plugin_account, granted, timeout: Cell::new(Duration::ZERO) };
+        let plugin = PluginToken { plugin_account, granted };
         let none = || None;
         assert!(plugin.current(none).expect_err("no token").contains("not granted"));
         sender.send_replace(Granted { token: None, failure: Some("down".into()) });

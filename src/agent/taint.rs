@@ -1,8 +1,8 @@
 //! The taint that keeps new pods off a node on which the plugin is not ready.
 
-use crate::backoff::Backoff;
 use crate::cluster::Api;
 use crate::cni::Code;
+use crate::wait::Backoff;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;

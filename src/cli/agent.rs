@@ -93,12 +93,14 @@ impl AgentArguments {
         // Its requests share one connection.
         let account = self.install.account().map(|account| account.on_node(self.node_name()).for_tasks());
         let account_for = |flag: &str| account.clone().map_err(|why| CommandError::Usage(format!("{flag}: {why}")));
-        let plugin_token = self.plugin_service_account.as_ref().filter(|name| !name.is_empty()).map(|name| {
-            let flag = "--plugin-service-account";
-            let object = own_object(flag, name)?;
-            Ok::<_, CommandError>(PluginToken::start(account_for(flag)?, object, metrics.clone()))
-        });
-        let plugin_token = plugin_token.transpose()?;
+        let flag = "--plugin-service-account";
+        let plugin_token = match self.plugin_service_account.as_ref().filter(|name| !name.is_empty()) {
+            Some(name) => {
+                let object = own_object(flag, name)?;
+                Some(PluginToken::start(account_for(flag)?, object, metrics.clone()).await)
+            }
+            None => None,
+        };
         let daemon_set = self.daemon_set.as_ref().map(|name| own_object("--daemon-set", name)).transpose()?;
         let owner = daemon_set.as_ref().map(ObjectRef::to_string);
         let watched = daemon_set.filter(|_| self.on_exit == OnExit::Auto);

@@ -2,13 +2,13 @@
 //! may own the files, and without keys that run a program. kube's conversion to a [`Config`] is not used: it reads the
 //! proxy variables of the environment, which plugins inherit from the runtime.
 
-use super::resources::TokenClaims;
-use super::yaml::{documents, typed};
+use super::manifests::{documents, typed};
 use crate::cni::{Code, Error};
 use crate::host_path::{HostPath, HostRoot};
 use crate::trusted_file::{self, FileError};
 use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
+use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
+use k8s_openapi::jiff::Timestamp;
 use kube::client::RustlsTlsError::{AddRootCertificate, InvalidServerName, NoValidNativeRootCA};
 use kube::config::{AuthInfo, Cluster, Kubeconfig as KubeconfigFile};
 use kube::{Client, Config};
@@ -16,6 +16,7 @@ use rustls::RootCertStore;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use secrecy::{ExposeSecret, SecretString};
+use serde_json::Value;
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -49,17 +50,17 @@ impl<'a> Kubeconfig<'a> {
         let contexts = file.contexts.into_iter().map(|context| (context.name, context.context));
         let name = file.current_context.unwrap_or_default();
         let context = location(String::new()).find("current-context", "context", &name, contexts)?;
-        let context_location = location(format!("contexts[{name}].context"));
+        let context_location = location(format!("contexts[{name}].context."));
 
         let clusters = file.clusters.into_iter().map(|cluster| (cluster.name, cluster.cluster));
         let cluster = context_location.find("cluster", "cluster", &context.cluster, clusters)?;
-        let cluster_location = location(format!("clusters[{}].cluster", context.cluster));
+        let cluster_location = location(format!("clusters[{}].cluster.", context.cluster));
 
         let name = context.user.unwrap_or_default();
         let users = file.auth_infos.into_iter().map(|user| (user.name, user.auth_info));
         let user =
             if name.is_empty() { AuthInfo::default() } else { context_location.find("user", "user", &name, users)? };
-        Ok(Self { cluster, cluster_location, user, user_location: location(format!("users[{name}].user")) })
+        Ok(Self { cluster, cluster_location, user, user_location: location(format!("users[{name}].user.")) })
     }
 
     /// Returns the configuration for `server` with the service account whose files are in `directory`.
@@ -70,10 +71,15 @@ impl<'a> Kubeconfig<'a> {
         let server = Some(server.to_owned());
         Self {
             cluster: Cluster { server, certificate_authority: file("ca.crt"), ..Cluster::default() },
-            cluster_location: location("ca.crt"),
+            cluster_location: location("ca.crt."),
             user: AuthInfo { token_file: file("token"), ..AuthInfo::default() },
-            user_location: location("token"),
+            user_location: location("token."),
         }
+    }
+
+    /// Returns the path of the kubeconfig, or of the service account's directory, for messages.
+    pub(super) fn path(&self) -> &'a Path {
+        self.cluster_location.kubeconfig
     }
 
     /// Returns the configuration of a client, with the contents of the files that the kubeconfig names. If the client
@@ -250,7 +256,7 @@ impl KubeconfigSummary {
             (Some(_), None) => Some("a token".to_owned()),
             (None, _) => user.client_certificate_data.as_ref().map(|_| "a client certificate".to_owned()),
         };
-        let expires = token.as_deref().and_then(TokenClaims::of).and_then(|claims| claims.expires());
+        let expires = token.as_deref().and_then(claims).and_then(|claims| expiry(&claims));
         Ok(Self { server, authority, credentials, token, expires })
     }
 }
@@ -261,13 +267,12 @@ pub(super) fn server_address(config: &Config) -> String {
 }
 
 /// The location of an entry in a kubeconfig, for errors about its keys and for the files that they name.
-#[derive(Debug, Clone)]
 struct EntryLocation<'a> {
     /// The kubeconfig.
     kubeconfig: &'a Path,
     /// The mount point of the file system that absolute paths in the kubeconfig refer to.
     root: &'a Path,
-    /// The entry, such as `clusters[local].cluster`; empty for the top level.
+    /// The entry, such as `clusters[local].cluster.`; empty for the top level.
     entry: String,
 }
 
@@ -275,8 +280,7 @@ impl EntryLocation<'_> {
     /// Returns the error for a key of this entry.
     fn error(&self, key: &str, what: impl Display) -> Error {
         let (kubeconfig, entry) = (self.kubeconfig.display(), &self.entry);
-        let dot = if entry.is_empty() { "" } else { "." };
-        Error::new(Code::InvalidConfig, format!("kubeconfig {kubeconfig}: {entry}{dot}{key}: {what}"))
+        Error::new(Code::InvalidConfig, format!("kubeconfig {kubeconfig}: {entry}{key}: {what}"))
     }
 
     /// Returns the entry that `key` names; the error has the names of all entries.
@@ -287,21 +291,15 @@ impl EntryLocation<'_> {
         name: &str,
         entries: impl Iterator<Item = (String, Option<T>)>,
     ) -> Result<T, Error> {
-        let mut others = Vec::new();
-        for (found, entry) in entries {
-            if found == name && !name.is_empty() {
-                return Ok(entry.unwrap_or_default());
-            }
-            others.push(found);
-        }
-        let fault = if name.is_empty() { "missing".to_owned() } else { format!("unknown {kind} {name:?}") };
-        Err(self.error(
-            key,
-            match others.join(", ") {
-                names if names.is_empty() => format!("{fault}; the kubeconfig has no {kind}s"),
-                names => format!("{fault}; expected one of: {names}"),
-            },
-        ))
+        let entries: Vec<_> = entries.collect();
+        let names = entries.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
+        let found = entries.into_iter().find(|(found, _)| found == name && !name.is_empty());
+        found.map(|(_, entry)| entry.unwrap_or_default()).ok_or_else(|| {
+            let fault = if name.is_empty() { "missing".to_owned() } else { format!("unknown {kind} {name:?}") };
+            let none = || format!("the kubeconfig has no {kind}s");
+            let accepted = if names.is_empty() { none() } else { format!("expected one of: {names}") };
+            self.error(key, format!("{fault}; {accepted}"))
+        })
     }
 
     /// Reads the file that `key` names, of at most `limit` bytes.
@@ -390,6 +388,39 @@ fn parse(path: &Path, contents: &[u8]) -> Result<KubeconfigFile, Error> {
     })
 }
 
+/// A service account's bearer token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Token {
+    /// The value for the `Authorization` header.
+    pub text: String,
+    /// The time from which the API server refuses it.
+    pub expires: Timestamp,
+}
+
+impl Token {
+    /// Parses `text` as a token of the service account `name` in `namespace`, whose subject is
+    /// `system:serviceaccount:NAMESPACE:NAME`; `None` if it is not one.
+    #[must_use]
+    pub fn of_account(text: &str, namespace: &str, name: &str) -> Option<Self> {
+        let claims = claims(text).filter(|it| it["sub"] == format!("system:serviceaccount:{namespace}:{name}"))?;
+        let expires = Timestamp::from_second(expiry(&claims)?).ok()?;
+        Some(Self { text: text.to_owned(), expires })
+    }
+}
+
+/// Returns the claims of a JSON Web Token (RFC 7515, section 7.1); `None` if `token` is not one. The signature is not
+/// verified: only the API server can do that.
+fn claims(token: &str) -> Option<Value> {
+    let [_, claims, _] = token.split('.').collect::<Vec<_>>()[..] else { return None };
+    serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(claims).ok()?).ok()
+}
+
+/// Returns when a token with these claims expires, in seconds since 1970; `None` if it does not expire. The time may have a
+/// fraction (RFC 7519); the cast saturates.
+fn expiry(claims: &Value) -> Option<i64> {
+    claims["exp"].as_f64().map(|seconds| seconds as i64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -406,5 +437,28 @@ mod tests {
         let text = format!("CN=a\n{}{broken}CN=b\r\n{}", one.pem(), other.pem().replace('\n', "\r\n"));
         assert_eq!(certificates(&text), [one.der().to_vec(), other.der().to_vec()]);
         assert!(certificates("nothing").is_empty() && certificates(&broken).is_empty());
+    }
+
+    #[test]
+    fn a_token_is_recognized_by_its_subject() {
+        // {"sub":"system:serviceaccount:kube-system:detour-plugin","exp":1800000000,"a":"??>>"}
+        let text = "e30.eyJzdWIiOiJzeXN0ZW06c2VydmljZWFjY291bnQ6a3ViZS1zeXN0ZW06ZGV0b3VyLXBsdWdpbiIsImV4cCI6MTgwMDAwMDAwMC\
+                    wiYSI6Ij8_Pj4ifQ.c2ln";
+        let token = Token::of_account(text, "kube-system", "detour-plugin").expect("its token");
+        assert_eq!((token.text.as_str(), token.expires.as_second()), (text, 1_800_000_000));
+        assert_eq!(Token::of_account(text, "kube-system", "detour-agent"), None);
+        for other in ["", "first-token", "a.b.c", "a.e30.c"] {
+            assert_eq!(Token::of_account(other, "kube-system", "detour-plugin"), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_expiry_is_read_from_the_claims() {
+        let expiry = |token: &str| claims(token).and_then(|claims| expiry(&claims));
+        // {"exp":1893456000,"aud":["??>"]}
+        assert_eq!(expiry("e30.eyJleHAiOjE4OTM0NTYwMDAsImF1ZCI6WyI_Pz4iXX0.c2ln"), Some(1_893_456_000));
+        for none in ["opaque", "e30.e30.c2ln", "a.b", "e30.%%.c", "e30.eyJleHAiOjF9.c.d"] {
+            assert_eq!(expiry(none), None, "{none}");
+        }
     }
 }

@@ -1,18 +1,18 @@
 //! Objects in manifests, which a user passes to a command, or which are in a directory for nodes without an API: YAML with
-//! one or more documents, JSON, lists. Pod templates of workloads count as pods.
+//! one or more documents, JSON, lists. Pod templates of workloads count as pods. Text is parsed to values first:
+//! a parser of YAML for each type would be several percent of the program.
 
-use super::resources::{Definition, DefinitionQuery, Event, Lookup};
-use super::wire::{DEFAULT_NAMESPACE, DefinitionObject, NamespaceObject, PodObject};
-use super::yaml::{documents, typed};
-use super::{Cluster, Definitions, uid_mismatch, with_pod};
+use super::resources::{
+    DEFAULT_NAMESPACE, Definition, DefinitionObject, DefinitionQuery, Event, Lookup, NamespaceObject, PodObject,
+};
+use super::{Cluster, Definitions, uid_mismatch};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::trusted_file::{FileError, check, names_in, read_trusted};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 /// The extensions of the files that are read.
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
@@ -79,15 +79,12 @@ pub struct Objects {
 /// The text is not YAML, or a Pod, a pod template, a Namespace or a definition in it is invalid.
 pub fn objects(place: &Path, text: &str, namespace: &str) -> Result<Objects, Error> {
     let mut objects = Objects::default();
-    for mut object in documents(text).map_err(|error| manifest_error(place, error))? {
-        let item_kind = text_at(&object, "/kind").strip_suffix("List").map(str::to_owned);
-        match (item_kind, object.get_mut("items")) {
+    for object in documents(text).map_err(|error| manifest_error(place, error))? {
+        match (text_at(&object, "/kind").strip_suffix("List"), object.get("items")) {
             (Some(kind), Some(Value::Array(items))) => {
-                for item in items.drain(..) {
-                    objects.add(place, with_default(item, "kind", &kind), namespace)?;
-                }
+                items.iter().try_for_each(|item| objects.add(place, item, kind, namespace))?;
             }
-            _ => objects.add(place, object, namespace)?,
+            _ => objects.add(place, &object, "", namespace)?,
         }
     }
     Ok(objects)
@@ -102,43 +99,35 @@ impl Objects {
         self.others.extend(other.others);
     }
 
-    fn add(&mut self, place: &Path, mut object: Value, namespace: &str) -> Result<(), Error> {
+    /// Adds an object. `item_kind` and `namespace` are for one without.
+    fn add(&mut self, place: &Path, object: &Value, item_kind: &str, namespace: &str) -> Result<(), Error> {
         let [kind, version, name, own_namespace] =
-            ["/kind", "/apiVersion", "/metadata/name", "/metadata/namespace"].map(|at| text_at(&object, at).to_owned());
-        let title = match (&*kind, &*own_namespace) {
+            ["/kind", "/apiVersion", "/metadata/name", "/metadata/namespace"].map(|at| text_at(object, at));
+        let kind = if kind.is_empty() { item_kind } else { kind };
+        let title = match (kind, own_namespace) {
             ("", _) => "an object without a kind".to_owned(),
             (_, "") => format!("{kind} {name}"),
             _ => format!("{kind} {own_namespace}/{name}"),
         };
-        if let Some(metadata) = object.get_mut("metadata") {
-            *metadata = with_default(metadata.take(), "namespace", namespace);
-        }
+        let invalid = |cause| manifest_error(place, format!("{title}: {cause}"));
         let is_a = |wanted: &str, of: &str| kind == wanted && (version.is_empty() || version == of);
-        if is_a(POD, "v1") {
-            let pod = read::<PodObject>(place, &title, &object)?.into();
-            self.pods.push(Given { kind, name, pod });
-        } else if let Some(template) = template(&object) {
-            let pod = read::<PodObject>(place, &title, &template)?.into();
-            self.pods.push(Given { kind, name, pod });
+        let template = if is_a(POD, "v1") { None } else { template(object) };
+        if is_a(POD, "v1") || template.is_some() {
+            let mut pod: PodObject = typed(template.as_ref().unwrap_or(object)).map_err(invalid)?;
+            pod.metadata.namespace.get_or_insert_with(|| namespace.to_owned());
+            self.pods.push(Given { kind: kind.to_owned(), name: name.to_owned(), pod: pod.into() });
         } else if is_a("Namespace", "v1") {
-            self.namespaces.push(read::<NamespaceObject>(place, &title, &object)?.into());
+            self.namespaces.push(typed::<NamespaceObject>(object).map_err(invalid)?.into());
         } else if is_a("NetworkAttachmentDefinition", "k8s.cni.cncf.io/v1") {
-            self.definitions.push(read::<DefinitionObject>(place, &title, &object)?.into());
+            let mut definition: DefinitionObject = typed(object).map_err(invalid)?;
+            definition.metadata.namespace.get_or_insert_with(|| namespace.to_owned());
+            self.definitions.push(definition.into());
         } else {
             self.others.push(title);
         }
         Ok(())
     }
-}
 
-/// A source with only these definitions.
-impl Definitions for Objects {
-    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        Ok(self.look_up(wanted, "not found in the given objects"))
-    }
-}
-
-impl Objects {
     /// Returns a namespace. One without a manifest has no annotations, because many directories contain only pods.
     fn namespace(&self, name: &str) -> Namespace {
         let found = self.namespaces.iter().find(|namespace| namespace.name == *name).cloned();
@@ -154,38 +143,29 @@ impl Objects {
     }
 }
 
-fn text_at<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+/// A source with only these definitions.
+impl Definitions for Objects {
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
+        Ok(self.look_up(wanted, "not found in the given objects"))
+    }
 }
 
-/// Returns the object with this value of a key that it does not have.
-fn with_default(mut object: Value, key: &str, value: &str) -> Value {
-    if let (Value::Object(keys), false) = (&mut object, value.is_empty()) {
-        let found = keys.entry(key).or_insert(Value::Null);
-        if found.is_null() {
-            *found = value.into();
-        }
-    }
-    object
+fn text_at<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
 /// Returns an object's pod template as a pod in its namespace, called `NAME-*`; `None` if it has no template.
 fn template(object: &Value) -> Option<Value> {
     let mut templates = TEMPLATES.iter().filter_map(|pointer| object.pointer(pointer));
     let mut template = templates.find(|template| template.pointer("/spec/containers").is_some())?.clone();
-    let metadata = template.as_object_mut()?.entry("metadata").or_insert(Value::Null);
-    if metadata.is_null() {
-        *metadata = json!({});
+    if template["metadata"].is_null() {
+        template["metadata"] = json!({});
     }
-    if let Value::Object(metadata) = metadata {
+    if let Value::Object(metadata) = &mut template["metadata"] {
         metadata.insert("name".to_owned(), format!("{}-*", text_at(object, "/metadata/name")).into());
-        metadata.insert("namespace".to_owned(), text_at(object, "/metadata/namespace").into());
+        metadata.insert("namespace".to_owned(), object["metadata"]["namespace"].clone());
     }
     Some(template)
-}
-
-fn read<T: DeserializeOwned>(place: &Path, title: &str, object: &Value) -> Result<T, Error> {
-    typed(object).map_err(|cause| manifest_error(place, format!("{title}: {cause}")))
 }
 
 fn manifest_error(place: &Path, cause: impl fmt::Display) -> Error {
@@ -205,11 +185,11 @@ impl Cluster for Manifests {
             let pod = self.pod(&objects, wanted)?;
             Ok(Facts { pod, namespace: with_namespace.then(|| objects.namespace(&wanted.namespace)) })
         });
-        found.map_err(|error| with_pod(wanted, error))
+        found.map_err(|error| error.of_pod(&wanted.namespace, &wanted.name))
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        let objects = self.read().map_err(|error| with_pod(wanted, error))?;
+        let objects = self.read().map_err(|error| error.of_pod(&wanted.namespace, &wanted.name))?;
         Ok(objects.namespace(&wanted.namespace))
     }
 
@@ -271,10 +251,60 @@ impl Manifests {
     }
 }
 
+/// Parses YAML with any number of documents, or one JSON document. Empty documents are skipped. Errors contain no
+/// snippet, because a kubeconfig has secrets.
+///
+/// # Errors
+/// The text is neither; the error has the line.
+pub(crate) fn documents(text: &str) -> Result<Vec<Value>, String> {
+    // JSON is YAML too, but the JSON parser saves a tenth of a millisecond per call.
+    if let Some(object) = text.starts_with('{').then(|| serde_json::from_str(text).ok()).flatten() {
+        return Ok(vec![object]);
+    }
+    let options = serde_saphyr::options! { with_snippet: false };
+    serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
+        // The advice of the library is for programmers.
+        error.to_string().replace(", set DuplicateKeyPolicy in Options if acceptable", "")
+    })
+}
+
+/// Deserializes a value.
+///
+/// # Errors
+/// The value does not have this type; the error names the invalid part, such as `spec.containers[0].name`, but shows no
+/// value, because a kubeconfig has secrets.
+pub(crate) fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, String> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let (path, cause) = (error.path().to_string(), without_value(&error.inner().to_string()));
+        // The path of the value itself.
+        if path == "." { cause } else { format!("{path}: {cause}") }
+    })
+}
+
+/// Removes the value from an error such as `invalid type: string "a", expected u16`, and the names of Rust types.
+fn without_value(error: &str) -> String {
+    match error.rsplit_once(", expected ") {
+        Some((found, expected)) => {
+            let kind = found.split(['"', '`']).next().unwrap_or_default().trim_end();
+            let expected = match expected {
+                "a string" if !["map", "sequence", "null"].iter().any(|other| kind.ends_with(other)) => {
+                    "a string; write the value in quotes"
+                }
+                object if object.starts_with("struct ") => "an object",
+                expected => expected,
+            };
+            format!("{kind}, expected {expected}")
+        }
+        None => error.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cni::Code;
+    use serde::Deserialize;
+    use std::collections::BTreeMap;
 
     #[test]
     fn pods_and_namespaces_are_found_among_other_objects() {
@@ -355,5 +385,47 @@ metadata: {name: alone}
             assert_eq!(error.code, Code::InvalidConfig);
         }
         assert!(started.elapsed() < std::time::Duration::from_secs(60), "{:?}", started.elapsed());
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[expect(dead_code, reason = "only deserialized")]
+    struct Object {
+        name: String,
+        labels: Option<BTreeMap<String, String>>,
+        parts: Option<Vec<Object>>,
+    }
+
+    #[test]
+    fn an_error_names_the_invalid_part() {
+        for (text, error) in [
+            (
+                "{name: a, parts: [{name: b}, {name: c, labels: {x/y: [1]}}]}",
+                "parts[1].labels.x/y: invalid type: sequence",
+            ),
+            ("{name: a, parts: [{name: b, parts: {}}]}", "parts[0].parts: invalid type: map"),
+            ("{name: a, parts: [{}]}", "parts[0]: missing field `name`"),
+            ("{labels: {}}", "missing field `name`"),
+            ("hello", "invalid type: string, expected an object"),
+            ("{name: a, parts: [{name: b, labels: [x]}]}", "parts[0].labels: invalid type: sequence, expected a map"),
+            (
+                "{name: a, labels: {x/y: 7}}",
+                "labels.x/y: invalid type: integer, expected a string; write the value in quotes",
+            ),
+        ] {
+            let document = documents(text).expect("YAML").remove(0);
+            let found = typed::<Object>(&document).expect_err(text);
+            assert!(found.starts_with(error), "{text}: {found}");
+        }
+    }
+
+    #[test]
+    fn a_text_has_any_number_of_documents() {
+        for (text, count) in [("", 0), ("---\n", 0), ("a: 1\n---\nb: 1\n", 2), ("{\"a\": 1}", 1), ("{a: 1}", 1)] {
+            assert_eq!(documents(text).expect(text).len(), count, "{text}");
+        }
+        let error = documents("a: 1\na: 2\n").expect_err("invalid");
+        assert!(error.starts_with("duplicate mapping key: a at line 2") && !error.contains("Options"), "{error}");
+        let error = documents("a: 1\n---\nb: c: d\n").expect_err("invalid");
+        assert!(error.contains("line 3") && !error.contains("b: c"), "{error}");
     }
 }

@@ -7,19 +7,17 @@ use crate::cni::{self, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 pub use api::Api;
 pub(crate) use api::{Collection, Failure, Kind};
-pub use kubeconfig::KubeconfigSummary;
+pub use kubeconfig::{KubeconfigSummary, Token};
 pub use manifests::{Given, Objects, objects};
 pub use resources::{Definition, DefinitionQuery, Event, Lookup, ObjectRef};
-pub use resources::{Permission, ScheduledPod, Token, Workload};
+pub use resources::{Permission, ScheduledPod, Workload};
 use std::path::Path;
 
 pub mod agent;
 mod api;
 mod kubeconfig;
-mod manifests;
-mod resources;
-pub(crate) mod wire;
-pub(crate) mod yaml;
+pub(crate) mod manifests;
+pub(crate) mod resources;
 
 /// Returns the source that the configuration selects: `manifests_dir`, or `agent_socket` with `kubeconfig` as
 /// fallback, or `kubeconfig`; `None` if it sets none of them.
@@ -28,13 +26,22 @@ pub(crate) mod yaml;
 /// source per call, not per process.
 #[must_use]
 pub fn source(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
-    source_or(conf, || None)
+    source_or(conf, None)
 }
 
-/// Like [`source`], with the service account of the pod that this process runs in as fallback for `kubeconfig`.
+/// Like [`source`], with a fallback for `kubeconfig`.
 #[must_use]
-pub fn source_or_in_cluster(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
-    source_or(conf, || Api::in_cluster().map(|api| api.within(conf.timeout)))
+pub fn source_or(conf: &cni::Kubernetes, fallback: Option<Api>) -> Option<Box<dyn Cluster>> {
+    if let Some(dir) = &conf.manifests_dir {
+        return Some(Box::new(manifests::Manifests { dir: dir.clone() }));
+    }
+    let kubeconfig = conf.kubeconfig.clone().filter(|path| !path.as_os_str().is_empty());
+    let api = kubeconfig.map(|path| Api::of_kubeconfig(Path::new("/"), path)).or(fallback);
+    let api = api.map(|api| api.within(conf.timeout));
+    match &conf.agent_socket {
+        Some(socket) => Some(Box::new(agent::AgentClient::new(socket.clone(), api, conf.timeout))),
+        None => Some(Box::new(api?)),
+    }
 }
 
 /// Returns a source that answers at once or not at all, for pods that do not wait: `manifests_dir`, or what the agent
@@ -45,18 +52,6 @@ pub fn memory(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
         (Some(dir), _) => Some(Box::new(manifests::Manifests { dir: dir.clone() })),
         (None, Some(socket)) => Some(Box::new(agent::AgentClient::memory(socket.clone()))),
         (None, None) => None,
-    }
-}
-
-fn source_or(conf: &cni::Kubernetes, fallback: impl FnOnce() -> Option<Api>) -> Option<Box<dyn Cluster>> {
-    if let Some(dir) = &conf.manifests_dir {
-        return Some(Box::new(manifests::Manifests { dir: dir.clone() }));
-    }
-    let kubeconfig = conf.kubeconfig.clone().filter(|path| !path.as_os_str().is_empty());
-    let api = kubeconfig.map(|path| Api::of_kubeconfig(Path::new("/"), path).within(conf.timeout)).or_else(fallback);
-    match &conf.agent_socket {
-        Some(socket) => Some(Box::new(agent::AgentClient::new(socket.clone(), api, conf.timeout))),
-        None => Some(Box::new(api?)),
     }
 }
 
@@ -104,9 +99,4 @@ pub trait Definitions {
 fn uid_mismatch(found: &Pod, wanted: &PodRef) -> String {
     let (found, wanted) = (found.uid.as_deref().unwrap_or_default(), wanted.uid.as_deref().unwrap_or_default());
     format!("UID mismatch: expected {wanted}, got {found}")
-}
-
-/// Returns the error with the pod's name in its message, once.
-fn with_pod(PodRef { namespace, name, .. }: &PodRef, error: Error) -> Error {
-    error.of_pod(namespace, name)
 }

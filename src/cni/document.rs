@@ -1,8 +1,8 @@
 //! The configuration on stdin as a JSON object, of which only the version has been checked.
 
 use super::block::Block;
+use super::block::{json_error, wrong_type};
 use super::error::{Code, Error};
-use super::list::{json_error, wrong_type};
 use super::version;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};

@@ -3,7 +3,6 @@
 mod block;
 mod document;
 mod error;
-mod list;
 mod names;
 mod netconf;
 mod node_conf;
@@ -11,13 +10,12 @@ mod request;
 pub mod result;
 pub mod version;
 
-pub use block::{Block, BlockReader};
+pub use block::{Block, BlockReader, ItemList, LIST_ITEMS, at_most, excerpt, json_error, wrong_type};
 pub use document::{Document, MAX_CONFIGURATION, excess, null_is_empty};
 pub use error::{Code, Error};
-pub use list::{ItemList, LIST_ITEMS, at_most, excerpt, json_error, wrong_type};
 pub use names::{
-    DEFAULT_INTERFACE, check_interface_name, is_dns_label, is_dns_subdomain, is_identifier, is_matchable_interface,
-    parse_ip_net,
+    DEFAULT_INTERFACE, check_interface_name, closest, did_you_mean, is_dns_label, is_dns_subdomain, is_identifier,
+    is_matchable_interface, parse_ip_net,
 };
 pub use netconf::{
     ALLOW, AUTO_DIALECT, BlockBounds, Bounds, CNI_CONF_DIR, DEFAULT_AGENT_PREFIXES, DefaultNetwork, GLOBAL_NAMESPACE,

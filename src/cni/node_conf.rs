@@ -5,9 +5,9 @@
 //! those of pinned sub-plugins, and the bounds limit the others.
 
 use super::block::{Block, BlockReader};
+use super::block::{ItemList, json_error, wrong_type};
 use super::document::Document;
 use super::error::{Code, Error};
-use super::list::{ItemList, json_error, wrong_type};
 use super::netconf::{
     Bounds, Kubernetes, NODE_BOUNDS, NetConf, REQUEST, SUB_PLUGINS, blocks, is_of_this_plugin, is_primary, kind,
 };

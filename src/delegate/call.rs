@@ -1,9 +1,8 @@
 //! One plugin call: its parameters, the environment variables that carry them (SPEC.md, "Parameters"), its
 //! executable, which only root may be able to change, and its execution.
 
-use super::{answer, process};
-use crate::cni::{CniCommand, Code, Error, NetConf, Request, SUB_PLUGINS};
-use crate::suggest::did_you_mean;
+use super::process;
+use crate::cni::{CniCommand, Code, Error, NetConf, Request, SUB_PLUGINS, did_you_mean};
 use crate::trusted_file;
 use serde_json::{Map, Value};
 use std::ffi::OsString;
@@ -99,7 +98,7 @@ impl Runner for Executables {
             let code = if error.is_transient() { Code::TryAgain } else { Code::Delegate };
             Error::new(code, format!("{}: {error}", program.display()))
         })?;
-        answer::parse(&program, call.command, &exit)
+        super::parse(&program, call.command, &exit)
     }
 
     fn find(&self, call: &Call, kind: &str) -> Result<(), Error> {

@@ -1,7 +1,6 @@
 //! A network: the configuration that each plugin gets on stdin (SPEC.md, "Deriving execution configuration from plugin
 //! configuration"), and the order in which its plugins run, with their previous results and the undoing of a failed ADD.
 
-use super::answer;
 use super::call::{Call, Runner};
 use crate::cni::{Block, CniCommand, Error, ValidAttachment, version, wrong_type};
 use crate::networks::RunnableConfiguration;
@@ -94,7 +93,7 @@ impl RunnableConfiguration {
         let mut latest = previous;
         for (index, plugin) in self.plugins.iter().enumerate() {
             let conf = self.attachment_conf(plugin, latest.as_ref());
-            let convert = |result| answer::convert(result, self.version()).map_err(|error| failed(call, plugin, error));
+            let convert = |result| super::convert(result, self.version()).map_err(|error| failed(call, plugin, error));
             match run(runner, call, plugin, conf).and_then(|result| result.map(convert).transpose()) {
                 Ok(result) => latest = result.or(latest),
                 Err(error) => {

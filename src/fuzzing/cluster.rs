@@ -2,7 +2,7 @@
 
 use super::check_error;
 use crate::cluster::agent::{AgentAnswer, AgentRequest, Hello, excluded_containers, pod_policies};
-use crate::cluster::wire::{DefinitionObject, NamespaceObject, PodObject};
+use crate::cluster::resources::{DefinitionObject, NamespaceObject, PodObject};
 use crate::cluster::{Definition, DefinitionQuery, KubeconfigSummary, ObjectRef, source};
 use crate::cni::{CniCommand, Document, Error, NetConf, PROGRAM};
 use crate::pod::{Namespace, Pod, PodRef};

@@ -10,7 +10,7 @@ use crate::firewall::{
 use crate::netlink::Received;
 use crate::netlink::attributes::Attributes;
 use crate::netns::connections::connection;
-use crate::netns::routes::{RemainingPaths, deletion, without_interface};
+use crate::netns::routes::{deletion, is_default_over, other_paths};
 use crate::policy::Protocol;
 use crate::printable;
 use netlink_packet_core::{Emitable, Parseable};
@@ -92,8 +92,9 @@ pub(super) fn routing(input: &[u8]) {
     let mut written = vec![0; request.buffer_len()];
     request.emit(&mut written);
     // A route over other interfaces, which replaces this one, needs no change.
-    if let Some(RemainingPaths::Paths(rest)) = without_interface(&route, (*interface).into()) {
-        assert_eq!(without_interface(&rest, (*interface).into()), None, "{rest:?}");
+    let interface = (*interface).into();
+    if let Some(rest) = other_paths(&route, interface).filter(|_| is_default_over(&route, interface)) {
+        assert!(!is_default_over(&rest, interface), "{rest:?}");
         assert!(!rest.attributes.is_empty());
         rest.emit(&mut vec![0; rest.buffer_len()]);
     }

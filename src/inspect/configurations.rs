@@ -3,13 +3,12 @@
 
 use crate::cluster::{Definition, DefinitionQuery, Definitions, Lookup, ObjectRef};
 use crate::cni::{
-    CniCommand, Code, Error, GLOBAL_NAMESPACE, NetConf, NodeConf, PROGRAM, SYSTEM_NAMESPACE, configuration,
+    CniCommand, Code, Error, GLOBAL_NAMESPACE, NetConf, NodeConf, PROGRAM, SYSTEM_NAMESPACE, closest, configuration,
 };
 use crate::networks::{Selection, default_network, networks, plugin_types};
 use crate::plugin::node::{InstalledText, effective};
 use crate::pod::Pod;
 use crate::pod::well_known::NETWORKS;
-use crate::suggest::closest;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -2,7 +2,7 @@
 
 use super::terminal::{Screen, TextReport, Tone, first_of};
 use crate::cluster::KubeconfigSummary;
-use crate::cluster::yaml::documents;
+use crate::cluster::manifests::documents;
 use crate::cni::{Code, Error, NODE_CONFIGURATION, NetConf, NodeConf, PROGRAM, configuration};
 use crate::plugin::node::effective;
 use crate::plugin::{TargetNode, validate};

@@ -2,12 +2,12 @@
 //! TPROXY's policy routing. Fixtures are added before the rules, have no effect without them, and are removed when
 //! no attachment needs them.
 
-use super::addresses::{OwnFamilies, PROXY_LOOPBACK, own_families};
 use super::routes::{deletion, message, out_interface, table};
 use super::rtnetlink::{
     EXISTS, FAMILIES, IP6_HINT, LO, MISSING, RTM_DELADDR, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE,
     RTM_NEWADDR, RTM_NEWROUTE, RTM_NEWRULE, accept, failed, list, open, request, rule_header,
 };
+use super::rtnetlink::{OwnFamilies, PROXY_LOOPBACK, own_families};
 use crate::cni::Error;
 use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkSocket};
 use netlink_packet_route::AddressFamily;

@@ -1,7 +1,7 @@
 //! The routes of the calling thread's network namespace: the interfaces of those to public addresses, the replacement of
 //! default routes by routes to other gateways, and the interface through which packets to an address leave.
 
-use super::addresses::links;
+use super::rtnetlink::links;
 use super::rtnetlink::{
     EXISTS, FAMILIES, MISSING, RTM_DELROUTE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, accept, bytes, failed, list,
     open, request, rule_header,
@@ -40,10 +40,13 @@ pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<()
         let mut socket = open()?;
         for family in FAMILIES {
             for route in list(&mut socket, RTM_GETROUTE, &header(family))? {
-                let Some(remaining) = without_interface(&route, index) else { continue };
+                if !is_default_over(&route, index) {
+                    continue;
+                }
+                let others = other_paths(&route, index);
                 accept(request(&mut socket, RTM_DELROUTE, 0, &deletion(route)), MISSING)?;
-                if let RemainingPaths::Paths(route) = remaining {
-                    accept(request(&mut socket, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &route), EXISTS)?;
+                if let Some(others) = others {
+                    accept(request(&mut socket, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &others), EXISTS)?;
                 }
             }
         }
@@ -212,11 +215,12 @@ pub(super) fn out_interface(route: &RouteMessage) -> Option<u32> {
     })
 }
 
-/// Returns whether this is a default route of the main table.
-fn is_default(route: &RouteMessage) -> bool {
+/// Returns whether this is a default route of the main table with a path over `interface`.
+pub(crate) fn is_default_over(route: &RouteMessage, interface: u32) -> bool {
     route.header.destination_prefix_length == 0
         && route.header.kind == RouteType::Unicast
         && table(route) == u32::from(RouteHeader::RT_TABLE_MAIN)
+        && interfaces(route).contains(&interface)
 }
 
 fn interfaces(route: &RouteMessage) -> Vec<u32> {
@@ -241,38 +245,22 @@ pub(crate) fn deletion(mut route: RouteMessage) -> RouteMessage {
     route
 }
 
-/// The rest of a default route without its paths over one interface.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum RemainingPaths {
-    Nothing,
-    /// A route over the other paths.
-    Paths(RouteMessage),
-}
-
-/// Removes the paths over `interface` from a default route of the main table. Returns `None` for any other route, and
-/// for one without such a path.
-pub(crate) fn without_interface(route: &RouteMessage, interface: u32) -> Option<RemainingPaths> {
-    if !is_default(route) || !interfaces(route).contains(&interface) {
+/// Returns a default route of the main table without its paths over `interface`; `None` if it has no others.
+pub(crate) fn other_paths(route: &RouteMessage, interface: u32) -> Option<RouteMessage> {
+    let (mut others, mut attributes) = (Vec::new(), Vec::new());
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::Priority(_) => attributes.push(attribute.clone()),
+            RouteAttribute::MultiPath(paths) => others.extend(paths.clone()),
+            _ => {}
+        }
+    }
+    others.retain(|path| path.interface_index != interface);
+    // The kernel does not accept the other flags in a new route, such as that of a dead path.
+    others.iter_mut().for_each(|path| path.flags &= RouteNextHopFlags::Onlink);
+    if others.is_empty() {
         return None;
     }
-    let attributes: Vec<RouteAttribute> = route
-        .attributes
-        .iter()
-        .filter_map(|attribute| match attribute {
-            RouteAttribute::Priority(_) => Some(attribute.clone()),
-            RouteAttribute::MultiPath(paths) => {
-                let mut others = paths.clone();
-                others.retain(|path| path.interface_index != interface);
-                // The kernel does not accept the other flags in a new route, such as that of a dead path.
-                others.iter_mut().for_each(|path| path.flags &= RouteNextHopFlags::Onlink);
-                (!others.is_empty()).then_some(RouteAttribute::MultiPath(others))
-            }
-            _ => None,
-        })
-        .collect();
-    let has_paths = attributes.iter().any(|attribute| matches!(attribute, RouteAttribute::MultiPath(_)));
-    Some(match has_paths {
-        true => RemainingPaths::Paths(message(header(route.header.address_family), attributes)),
-        false => RemainingPaths::Nothing,
-    })
+    attributes.push(RouteAttribute::MultiPath(others));
+    Some(message(header(route.header.address_family), attributes))
 }

@@ -59,12 +59,11 @@ pub fn network_status(networks: &[AddedNetwork<'_>]) -> String {
 fn entries(added: AddedNetwork<'_>) -> Vec<NetworkStatusEntry<'_>> {
     let interfaces = &added.result.interfaces;
     let in_pod = |index: &usize| !interfaces[*index].sandbox.is_empty();
-    if interfaces.len() == 1 {
-        let shown = Some(0).filter(in_pod);
-        let ips = added.result.ips.iter().map(|ip| ip.address.addr()).collect();
-        return vec![added.entry(shown, ips, added.default)];
-    }
     let shown: Vec<usize> = (0..interfaces.len()).filter(in_pod).collect();
+    if interfaces.len() == 1 {
+        let ips = added.result.ips.iter().map(|ip| ip.address.addr()).collect();
+        return vec![added.entry(shown.first().copied(), ips, added.default)];
+    }
     let gateway = added.result.ips.iter().find(|ip| ip.gateway.is_some() && ip.interface.is_some());
     let default = gateway.and_then(|ip| usize::try_from(ip.interface?).ok()).or_else(|| shown.first().copied());
     let entry = |index: &usize| {

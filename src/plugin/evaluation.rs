@@ -6,7 +6,7 @@
 //! it starts at once, without facts.
 
 use super::inputs::{AddInputs, EvaluatedWith, group_ids};
-use crate::cluster::{self, Cluster, Event};
+use crate::cluster::{self, Api, Cluster, Event};
 use crate::cni::{Block, Error, NetConf, Request};
 use crate::pod::well_known::{DEFAULT_NETWORK, INJECTION_STATUS, NETWORKS};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
@@ -141,8 +141,7 @@ impl<'a> LazyPod<'a> {
 /// Returns the source of pods and definitions: the configured one. The fallback of a primary plugin is the API server that
 /// the environment of this process names. `None` if there is neither.
 pub(super) fn source_of(conf: &NetConf) -> Option<Box<dyn Cluster>> {
-    let of = if conf.primary.is_some() { cluster::source_or_in_cluster } else { cluster::source };
-    of(&conf.kubernetes)
+    cluster::source_or(&conf.kubernetes, conf.primary.as_ref().and_then(|_| Api::in_cluster()))
 }
 
 /// Returns whether `pod` is the node agent's own. It must start without facts, because the agent provides them.

@@ -9,13 +9,12 @@ use super::evaluation::source_of;
 use super::inputs::group_ids;
 use super::probe;
 use crate::cni::{
-    CniCommand, Code, DefaultNetwork, Error, Kubernetes, NetConf, OWN_LIST, Primary, SUB_PLUGINS,
+    CniCommand, Code, DefaultNetwork, Error, Kubernetes, NetConf, OWN_LIST, Primary, SUB_PLUGINS, did_you_mean,
     is_configuration_file, result,
 };
 use crate::firewall::nfnetlink::NfSocket;
 use crate::networks::RunnableConfiguration;
 use crate::state::{ROOT, Store};
-use crate::suggest::did_you_mean;
 use crate::{cluster, logging, sub_plugins, trusted_file};
 use serde_json::Value;
 use std::path::Path;

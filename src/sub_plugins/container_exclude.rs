@@ -2,11 +2,10 @@
 
 use super::context::{AnnotationValue, ListAuthor, PodContext, RequestedExclusions, check_containers, name_of};
 use super::sub_plugin::Note;
-use crate::cni::{BlockReader, Code, Error, ItemList, at_most, is_dns_label};
+use crate::cni::{BlockReader, Code, Error, ItemList, at_most, did_you_mean, is_dns_label};
 use crate::pod::well_known::{EXCLUDE_CONTAINERS, ISTIO_CONTAINERS};
 use crate::pod::{Container, Pod};
 use crate::policy::{ContainerExclusion, ContainerScope};
-use crate::suggest::did_you_mean;
 use std::fmt;
 
 /// The annotations of a pod or namespace that this sub-plugin reads.

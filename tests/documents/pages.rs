@@ -354,8 +354,8 @@ fn the_limits_are_those_of_the_source() {
     let page = read("conf/README.md");
     let (_, limits) = page.split_once("\n## Limits\n").expect("a section");
     for (path, line, row, text) in [
-        ("cni/list.rs", "LIST_ITEMS: usize = 2000;", "a list:", "2000 items"),
-        ("cni/list.rs", "MAX_LIST_BYTES: usize = 64 * 1024;", "a list:", "64 KiB of text"),
+        ("cni/block.rs", "LIST_ITEMS: usize = 2000;", "a list:", "2000 items"),
+        ("cni/block.rs", "MAX_LIST_BYTES: usize = 64 * 1024;", "a list:", "64 KiB of text"),
         ("sub_plugins/context.rs", "MAX_EXCLUSIONS: usize = 10_000;", "exclusions of a pod", "10000"),
         ("firewall/from_policy.rs", "MAX_RULES: usize = 16_000;", "rules of a pod", "16000"),
         ("sub_plugins/settings.rs", "MAX_GROUPS: usize = 64;", "`owner_groups_include`", "64 groups"),

@@ -1,7 +1,7 @@
 //! The cached objects of one kind, as a watch reports them, and whether they are complete and current.
 
 use super::objects::{ObservedPod, Sent, WatchedKind};
-use crate::cluster::wire::Metadata;
+use crate::cluster::resources::Metadata;
 use crate::cluster::{Definition, ObjectRef};
 use crate::pod::Namespace;
 use std::collections::BTreeMap;

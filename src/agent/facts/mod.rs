@@ -15,9 +15,9 @@ pub(super) use cache::SharedFacts;
 pub use objects::ObservedPod;
 
 use crate::agent::metrics::Metrics;
-use crate::backoff::Backoff;
 use crate::cluster::{Api, Collection, Failure};
 use crate::printable::without_secrets;
+use crate::wait::Backoff;
 use cache::{Cache, Caches};
 use futures_util::TryStreamExt;
 use kube::api::WatchEvent;

@@ -1,6 +1,6 @@
 //! The watched kinds of objects. Only the parts that the agent uses are parsed, and only some of them are cached.
 
-use crate::cluster::wire::{DefinitionSpec, Metadata, Object, PodSpec, PodStatus};
+use crate::cluster::resources::{DefinitionSpec, Metadata, Object, PodSpec, PodStatus};
 use crate::cluster::{Definition, Kind};
 use crate::pod::well_known::{
     DATAPLANE_MODE, DISABLE_ENVOY, DNS_CAPTURE, INJECT, INVALID_DROP, PROXY_CONTAINER, VALIDATION_CONTAINER,
@@ -252,7 +252,7 @@ fn cut(value: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::wire::PodObject;
+    use crate::cluster::resources::PodObject;
     use serde_json::{Value, from_value, json};
 
     fn observed(pod: Value) -> ObservedPod {

@@ -2,10 +2,9 @@
 //! kubeconfig, and the directories of each platform.
 
 use super::InstallError;
-use crate::cni::{CniCommand, NetConf, POD_ANNOTATIONS, PROGRAM};
+use crate::cni::{CniCommand, NetConf, POD_ANNOTATIONS, PROGRAM, closest};
 use crate::host_path::HostPath;
 use crate::sub_plugins::SubPlugin;
-use crate::suggest::closest;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;

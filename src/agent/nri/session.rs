@@ -8,8 +8,8 @@ use super::{
     Answer, Configure, Containers, NriContainer, NriReport, PAUSED, PLUGIN_SERVICE, RUNNING, RUNTIME_SERVICE,
     RegisterPlugin, SUBSCRIPTION, Stage, event,
 };
-use crate::backoff::Backoff;
 use crate::trusted_file::{check, is_trusted};
+use crate::wait::Backoff;
 use prost::{DecodeError, Message};
 use std::convert::Infallible;
 use std::io::ErrorKind;

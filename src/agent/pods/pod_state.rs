@@ -2,10 +2,10 @@
 
 use super::suspicion::Cause;
 use crate::agent::token_bucket::TokenBucket;
-use crate::backoff::Backoff;
 use crate::cluster::Event;
 use crate::cni::{Code, Error};
 use crate::firewall::Rejected;
+use crate::wait::Backoff;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

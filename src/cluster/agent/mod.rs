@@ -5,7 +5,7 @@
 
 use super::api::{Api, WRITE_TIMEOUT};
 use super::resources::{DefinitionQuery, Event, Lookup};
-use super::{Cluster, Definitions, with_pod};
+use super::{Cluster, Definitions};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use nix::errno::Errno;
@@ -19,8 +19,7 @@ pub use protocol::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::cell::RefCell;
-use std::io;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -84,8 +83,8 @@ fn ask<T>(
     timeout: Duration,
     read: impl FnOnce(AgentAnswer) -> Option<T>,
 ) -> Result<T, String> {
-    let answer = exchange(socket, ask, false, timeout).map_err(|no_answer| no_answer.to_string())?;
-    read(answer).ok_or_else(|| other().to_string())
+    let answer = exchange(socket, ask, false, timeout).and_then(|answer| read(answer).ok_or_else(other));
+    answer.map_err(|no_answer| no_answer.to_string())
 }
 
 /// The agent behind a socket, with the API as fallback.
@@ -179,7 +178,7 @@ impl Cluster for AgentClient {
         };
         let ask = RequestKind::Facts { pod: wanted.clone(), with_namespace };
         let facts = self.request(ask, self.timeout, read, |api| api.facts(wanted, with_namespace));
-        facts.map_err(|error| with_pod(wanted, error))
+        facts.map_err(|error| error.of_pod(&wanted.namespace, &wanted.name))
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
@@ -189,7 +188,7 @@ impl Cluster for AgentClient {
         };
         let ask = RequestKind::Namespace { pod: wanted.clone() };
         let namespace = self.request(ask, self.timeout, read, |api| api.namespace(wanted));
-        namespace.map_err(|error| with_pod(wanted, error))
+        namespace.map_err(|error| error.of_pod(&wanted.namespace, &wanted.name))
     }
 
     fn probe(&self) -> Result<(), Error> {
@@ -246,9 +245,9 @@ fn exchange(path: &Path, ask: RequestKind, from_memory: bool, timeout: Duration)
     let wait_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
     let mut stream = DeadlineStream { stream: open(path)?, deadline: deadline.min(Instant::now() + HELLO_TIMEOUT) };
     let failed = |what: &str, error: &io::Error| NoAnswer::Silent(format!("{what}: {}", cause(error)));
-    stream.stream.set_nonblocking(false).map_err(|error| failed("request not sent", &error))?;
     let request = line(&AgentRequest { wait_ms, from_memory, ask });
-    stream.write_all(&request).map_err(|error| failed("request not sent", &error))?;
+    let sent = stream.stream.set_nonblocking(false).and_then(|()| stream.write_all(&request));
+    sent.map_err(|error| failed("request not sent", &error))?;
     let mut lines = BufReader::new(stream);
     let hello: Hello = read(&mut lines).map_err(|error| failed("no greeting", &error))?;
     if hello.facts < FACTS {

@@ -12,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{GetParams, ListParams, Patch, PatchParams, PostParams, Request as Builder, WatchParams};
 use kube::core::{Status, request};
 use serde_json::{Value, json};
-use std::fmt::{self, Display};
+use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 
@@ -256,7 +256,8 @@ fn event_body(pod: &Pod, event: &Event) -> Value {
 }
 
 /// Why a request failed.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, thiserror::Error)]
+#[error("{cause}")]
 pub(crate) struct Failure {
     /// The status of the API server's answer; 0 without one.
     pub(crate) status: u16,
@@ -315,12 +316,6 @@ impl Failure {
             0 => !self.is_too_large && tls_step(&self.cause).is_none(),
             status => matches!(status, 200..=299 | 408 | 429 | 500..),
         }
-    }
-}
-
-impl Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.cause)
     }
 }
 

@@ -4,9 +4,9 @@
 //! A session replaces kube's `Api`, which reads answers of any size and drops the header `Retry-After`.
 
 use super::request::{ApiRequest, Collection, Failure};
-use crate::backoff::Backoff;
 use crate::cluster::kubeconfig::{Kubeconfig, connects_to, server_address};
 use crate::cni::{Code, Error};
+use crate::wait::Backoff;
 use futures_util::future::{Either, ready, select};
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use http_body_util::BodyExt;
@@ -69,7 +69,7 @@ struct Page<'a> {
 
 impl Session {
     /// Creates the client; the first request connects. If `of_tasks` is set, the caller must be a task.
-    pub(super) fn open(kubeconfig: &Kubeconfig<'_>, path: PathBuf, of_tasks: bool) -> Result<Self, Error> {
+    pub(super) fn open(kubeconfig: &Kubeconfig<'_>, of_tasks: bool) -> Result<Self, Error> {
         let own = (!of_tasks).then(|| Builder::new_current_thread().enable_io().enable_time().build()).transpose();
         let own = own.map_err(|error| no_event_loop("not started").with_details(error.to_string()))?;
         let config = kubeconfig.config(of_tasks)?;
@@ -78,7 +78,8 @@ impl Session {
         let inside = own.as_ref().map(Runtime::enter);
         let client = kubeconfig.client(config)?;
         drop(inside);
-        Ok(Self { own, client, server, address, kubeconfig: path, page: Mutex::default() })
+        let kubeconfig = kubeconfig.path().to_owned();
+        Ok(Self { own, client, server, address, kubeconfig, page: Mutex::default() })
     }
 
     /// Runs `work` on the event loop until it ends. Not for tasks.

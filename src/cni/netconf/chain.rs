@@ -3,8 +3,8 @@
 
 use super::keys::text;
 use crate::cni::block::{Block, BlockReader};
+use crate::cni::block::{at_most, wrong_type};
 use crate::cni::error::{Code, Error};
-use crate::cni::list::{at_most, wrong_type};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 

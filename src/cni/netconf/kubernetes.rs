@@ -1,10 +1,9 @@
 //! The `kubernetes` block: the sources of pod facts, and the pods that are skipped.
 
-use super::keys::{absolute, text};
-use super::unknown;
+use super::keys::{self, absolute, text};
 use crate::cni::block::BlockReader;
+use crate::cni::block::ItemList;
 use crate::cni::error::Error;
-use crate::cni::list::ItemList;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use std::net::IpAddr;
@@ -82,7 +81,7 @@ impl Kubernetes {
             None => BlockReader::new("kubernetes", &absent)?,
         };
         let read = Self::read_keys(&own, top)?;
-        warnings.extend(unknown::in_kubernetes(&own.unknown(), || own.known()));
+        warnings.extend(keys::in_kubernetes(&own.unknown(), || own.known()));
         Ok(read)
     }
 

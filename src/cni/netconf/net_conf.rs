@@ -1,14 +1,13 @@
 //! The network configuration of this plugin, parsed except for the blocks of its sub-plugins.
 
 use super::chain::{Bounds, blocks, kind, redirects};
-use super::keys::{CNI_CONF_DIR, LogLevel, POD_ANNOTATIONS, absolute, check_annotations, delegate_timeout, text};
+use super::keys::{self, CNI_CONF_DIR, LogLevel, POD_ANNOTATIONS, absolute, check_annotations, delegate_timeout, text};
 use super::kubernetes::Kubernetes;
 use super::primary::Primary;
-use super::unknown;
 use crate::cni::block::{Block, BlockReader};
+use crate::cni::block::{at_most, wrong_type};
 use crate::cni::document::Document;
 use crate::cni::error::{Code, Error};
-use crate::cni::list::{at_most, wrong_type};
 use crate::cni::names::{MAX_NETWORK_NAME, is_identifier};
 use crate::cni::request::CniCommand;
 use crate::cni::version;
@@ -116,8 +115,8 @@ impl NetConf {
         let name = name(&keys, command)?;
         version::check(&document.cni_version, command)?;
         let kind = kind(&keys, program)?;
-        unknown::check_misspelled(&document.block.keys)?;
-        let mut warnings = unknown::at_the_top(&document.block.keys);
+        keys::check_misspelled(&document.block.keys)?;
+        let mut warnings = keys::at_the_top(&document.block.keys);
         let mut kubernetes = Kubernetes::read(&keys, &mut warnings)?;
         let primary = Primary::read(&keys, &mut warnings)?;
         let (mut log_level, mut log_file) = (LogLevel::read(&keys)?, absolute(&keys, "log_file")?);

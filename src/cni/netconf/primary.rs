@@ -4,9 +4,9 @@
 use super::chain::OWN_TYPES;
 use super::keys::{LogLevel, absolute, text};
 use crate::cni::block::BlockReader;
+use crate::cni::block::wrong_type;
 use crate::cni::document::Document;
 use crate::cni::error::{Code, Error};
-use crate::cni::list::wrong_type;
 use crate::cni::names::{is_dns_label, is_dns_subdomain, is_identifier};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! Parses results of any version, and passes the previous result through.
 
 use super::{AddResult, Dns, InterfaceAddress, Route};
+use crate::cni::block::wrong_type;
 use crate::cni::document::null_is_empty;
 use crate::cni::error::{Code, Error};
-use crate::cni::list::wrong_type;
 use crate::cni::netconf::NetConf;
 use crate::cni::version::{self, ResultShape};
 use ipnet::{IpNet, Ipv4Net};

@@ -7,9 +7,9 @@ mod results;
 
 pub use results::containers_by_type;
 
-use super::addresses::own_addresses;
-use super::lock::NetnsId;
 use super::namespace::NetNs;
+use super::namespace::NetnsId;
+use super::rtnetlink::own_addresses;
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
 use crate::pod::{Pod, PodRef};

@@ -74,7 +74,8 @@ fn an_agent_without_an_api_server_fails_only_pods_with_a_sidecar() {
             starts(&kind, &conf);
         }
         // The agent has accepted, so the configured timeout applies.
-        fails(&node.conf_with(&silent()), &["no answer within 5.0 s", "the agent failed"]);
+        let took = fails(&node.conf_with(&silent()), &["no answer within ", "the agent failed"]);
+        assert!(took > Duration::from_secs(4), "{took:?}");
         let log = starts(&Kind::plain(), &node.conf_with(&silent()));
         assert!(log.contains("the agent does not have the pod in memory yet"), "{log}");
         redirects(&node.conf_with(&api(true)));
@@ -89,7 +90,7 @@ fn a_pod_with_a_sidecar_waits_while_the_agent_answers_that_it_has_no_facts_yet()
         node.api.refuse_reads(503);
         let agent = node.agent("first");
         agent.wait_for_log("serving the plugin's");
-        let took = fails(&node.conf_with(&silent()), &["503", "no answer within 5.0 s"]);
+        let took = fails(&node.conf_with(&silent()), &["503", "no answer within "]);
         assert!(took > Duration::from_secs(4), "{took:?}");
     });
 }

@@ -147,13 +147,14 @@ fn one_of_two_agents_changes_a_pod() {
         until("the metric", || sample(&address, applied) == Some(1));
         assert_eq!(sample(&other, applied), Some(0));
         assert_eq!(sample(&address, applied), Some(1), "the first agent does not repeat its change");
-        assert_eq!(reported_changes(first), 1);
+        assert_eq!(reported_changes(&first), 1);
+        drop(first);
         pod.annotate(api, EXCLUDE_PORTS, "3307");
         pod.until(|pod| pod.excludes_port(3307));
         until("the metric", || sample(&other, "detour_pods{policy=\"current\"}") == Some(1));
         wait_for_event(api, &pod, "DetourPolicyChanged", "3307");
         assert_eq!(sample(&other, applied), Some(1), "it does not repeat the change of the first agent");
-        assert_eq!(reported_changes(second), 1);
+        assert_eq!(reported_changes(&second), 1);
         // An agent on a busy machine sends a request again that has no answer in time, so the Events are not counted.
         let messages = events(api, &pod, "DetourPolicyChanged");
         let is_of = |message: &String, port: &str| message.contains(port);
@@ -164,11 +165,11 @@ fn one_of_two_agents_changes_a_pod() {
     });
 }
 
-/// Ends an agent. Returns how many changes it reported: each Event is logged once.
-fn reported_changes(agent: Agent) -> usize {
-    let mut log = agent.log();
-    log.extend(agent.ended().1);
-    log.iter().filter(|line| line.contains("the pod's rules changed")).count()
+/// Returns how many changes an agent has reported: each Event is logged once.
+fn reported_changes(agent: &Agent) -> usize {
+    let change = "the pod's rules changed";
+    agent.wait_for_log(change);
+    agent.log().iter().filter(|line| line.contains(change)).count()
 }
 
 #[test]
