@@ -2,6 +2,7 @@
 
 use crate::printable::{cut, line};
 use serde_json::json;
+use std::fmt::Display;
 
 /// The maximum length of each text of an error object, in bytes: runtimes log it again for each attempt.
 const MAX_TEXT_BYTES: usize = 4 << 10;
@@ -131,6 +132,12 @@ impl Error {
     #[must_use]
     pub fn naming_network(self) -> Self {
         Self { names_network: true, ..self }
+    }
+
+    /// Returns the error with a place before its message.
+    #[must_use]
+    pub fn within(self, place: impl Display) -> Self {
+        Self { msg: format!("{place}: {}", self.msg), ..self }
     }
 
     /// Returns the error with the name of the pod in its message, once.

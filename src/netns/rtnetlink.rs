@@ -18,8 +18,7 @@ pub(super) use nix::libc::{
 use nix::sys::socket::SockProtocol;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
-use std::thread::park_timeout;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The index of the interface lo: the kernel creates it first in every namespace (net/core/dev.c).
 pub(super) const LO: u32 = 1;
@@ -277,9 +276,5 @@ pub fn wait_for_lo(addresses: OwnFamilies) -> Result<(), Error> {
         return Ok(());
     }
     // The end of the loopback plugin's check can't be observed.
-    let checked = Instant::now() + LO_CHECK_TIME;
-    while let Some(left) = checked.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-        park_timeout(left);
-    }
-    Ok(())
+    wait::until(LO_CHECK_TIME, [LO_CHECK_TIME; 2], || Ok::<Option<()>, Error>(None)).map(drop)
 }

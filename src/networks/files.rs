@@ -26,8 +26,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// [`Code::InvalidConfig`]: it is missing or invalid.
 pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Result<RunnableConfiguration, Error> {
     let (mut found, before) = (Vec::new(), warnings.len());
-    let files = files(dir, &EXTENSIONS).map_err(|error| unread(dir, &error));
-    for file in files? {
+    for file in files(dir, &EXTENSIONS).map_err(|error| unread(dir, &error))? {
         let read = read_text(&file, MAX_BYTES).map_err(|error| unread(&file, &error));
         match read.and_then(|text| Ok((json(&shown(&file), &text)?, text))) {
             Err(error) => warnings.push(format!("{error}; skipped in the search for configuration {name:?}")),
@@ -103,7 +102,7 @@ pub fn beside(path: &Path) -> Option<PathBuf> {
 /// [`Code::InvalidConfig`] or [`Code::Io`]: a file is invalid or can't be read.
 pub fn auxiliary_chain(directory: &Path, version: &str) -> Result<Vec<(PathBuf, RunnableConfiguration)>, Error> {
     let name = directory.file_name().unwrap_or_default().to_string_lossy();
-    let place = |error: Error| Error { msg: format!("auxiliaryCNIChainName: {}", error.msg), ..error };
+    let place = |error: Error| error.within("auxiliaryCNIChainName");
     let configuration = |(file, plugin): (PathBuf, Value)| {
         let configuration = chained_plugin(&shown(&file), &plugin, &name, version)?;
         Ok((file.clone(), of_file(configuration, &file)))

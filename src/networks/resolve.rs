@@ -74,14 +74,14 @@ pub fn resolve(
     let references = references(conf, pod, &mut resolved.warnings)?;
     let selections: Vec<_> = references.iter().map(|one| (one.place.clone(), one.selection.as_ref())).collect();
     let interfaces = interface_names(ifname, &selections)?;
-    let with_pod = |error| match pod {
-        Some(Pod { namespace, name, .. }) => at(&format!("networks of pod {namespace}/{name}"), error),
+    let with_pod = |error: Error| match pod {
+        Some(Pod { namespace, name, .. }) => error.within(format_args!("networks of pod {namespace}/{name}")),
         None => error,
     };
     let definitions = look_up(cluster, &references).map_err(with_pod)?;
     for (reference, interface) in references.into_iter().zip(interfaces) {
         let Reference { place, source, selection } = reference;
-        let in_place = |error| at(&place, error);
+        let in_place = |error: Error| error.within(&place);
         let mut name = None;
         let configuration = match source {
             Source::Delegate(value) => RunnableConfiguration::parse(&place, &value.to_string(), None)
@@ -192,11 +192,6 @@ fn missing(selection: &Selection, lookup: Option<&Lookup>, reports: Option<(&Pod
     Error::new(Code::InvalidConfig, msg).with_details(searched.clone())
 }
 
-/// Returns the error with the place of the reference.
-fn at(place: &str, error: Error) -> Error {
-    Error { msg: format!("{place}: {}", error.msg), ..error }
-}
-
 /// Rejects references to definitions of other namespaces if `namespaceIsolation` is on, except those in
 /// `globalNamespaces`. The reference to the default network is not subject to this, as in Multus.
 ///
@@ -232,22 +227,19 @@ pub fn configuration(
     warnings: &mut Vec<String>,
 ) -> Result<RunnableConfiguration, Error> {
     let place = format!("NetworkAttachmentDefinition {}", definition.object);
+    let rejected = |why: String| Err(Error::new(Code::InvalidConfig, format!("{place}: {why}")));
     if let Some(resource) = definition.resource_name().filter(|resource| !resource.is_empty()) {
-        let msg = format!(
-            "{place}: annotation {RESOURCE_NAME:?} requests a device of {resource:?}: device plugins are not supported; \
+        return rejected(format!(
+            "annotation {RESOURCE_NAME:?} requests a device of {resource:?}: device plugins are not supported; \
              remove the annotation, or use Multus for this pod's networks"
-        );
-        return Err(Error::new(Code::InvalidConfig, msg));
+        ));
     }
     if definition.config.len() > Definition::MAX_CONFIG {
-        let msg = format!("{place}: spec.config: expected at most {} bytes, got more", Definition::MAX_CONFIG);
-        return Err(Error::new(Code::InvalidConfig, msg));
+        return rejected(format!("spec.config: expected at most {} bytes, got more", Definition::MAX_CONFIG));
     }
     if definition.config.trim().is_empty() {
-        files::named(conf_dir, &definition.object.name, warnings).map_err(|error| Error {
-            msg: format!("{place}: spec.config is empty, searched confDir: {}", error.msg),
-            ..error
-        })
+        files::named(conf_dir, &definition.object.name, warnings)
+            .map_err(|error| error.within(format_args!("{place}: spec.config is empty, searched confDir")))
     } else {
         let place = format!("{place}: spec.config");
         let configuration = RunnableConfiguration::parse(&place, &definition.config, Some(&definition.object.name))?;

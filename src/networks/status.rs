@@ -67,10 +67,8 @@ fn entries(added: AddedNetwork<'_>) -> Vec<NetworkStatusEntry<'_>> {
     let gateway = added.result.ips.iter().find(|ip| ip.gateway.is_some() && ip.interface.is_some());
     let default = gateway.and_then(|ip| usize::try_from(ip.interface?).ok()).or_else(|| shown.first().copied());
     let entry = |index: &usize| {
-        let is_here = |interface: Option<i64>| match interface {
-            Some(interface) => usize::try_from(interface) == Ok(*index),
-            None => shown.last() == Some(index),
-        };
+        let is_last = shown.last() == Some(index);
+        let is_here = |interface: Option<i64>| interface.map_or(is_last, |one| usize::try_from(one) == Ok(*index));
         let ips = added.result.ips.iter().filter(|ip| is_here(ip.interface)).map(|ip| ip.address.addr());
         added.entry(Some(*index), ips.collect(), added.default && default == Some(*index))
     };

@@ -261,7 +261,7 @@ impl Invocation {
 
     /// Returns the error with the name of this invocation.
     pub(super) fn about(&self, error: Error) -> Error {
-        Error { msg: format!("{}: {}", self.label(), error.msg), ..error }
+        error.within(self.label())
     }
 }
 
