@@ -162,14 +162,9 @@ impl From<ContainerObject> for pod::Container {
 
 impl From<NamespaceObject> for pod::Namespace {
     fn from(NamespaceObject { metadata, .. }: NamespaceObject) -> Self {
-        let dataplane_mode = metadata.labels.get(DATAPLANE_MODE).cloned();
-        Self {
-            name: metadata.name,
-            annotations: metadata.annotations,
-            labels: metadata.labels,
-            dataplane_mode,
-            incomplete: false,
-        }
+        let Metadata { name, labels, annotations, .. } = metadata;
+        let dataplane_mode = labels.get(DATAPLANE_MODE).cloned();
+        Self { name, annotations, labels, dataplane_mode, incomplete: false }
     }
 }
 

@@ -196,8 +196,7 @@ impl Cluster for AgentClient {
     }
 
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
-        let network_status = status.map(ToOwned::to_owned);
-        let ask = RequestKind::Report { pod: pod.reference(), status: network_status, events: events.to_vec() };
+        let ask = RequestKind::Report { pod: pod.reference(), status: status.map(Into::into), events: events.to_vec() };
         self.request(ask, WRITE_TIMEOUT, read_done, |api| api.report(pod, status, events))
     }
 }

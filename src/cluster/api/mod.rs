@@ -443,12 +443,8 @@ impl Api {
     /// # Errors
     /// A request failed.
     pub fn namespaces(&self, name: Option<&str>) -> Result<Vec<Namespace>, Error> {
-        if let Some(name) = name {
-            let request = ApiRequest::get(Kind::NAMESPACE, None, name)?;
-            return self.wait_for(self.sent(&request, |found: NamespaceObject| Ok(vec![found.into()])));
-        }
-        let found: Vec<NamespaceObject> =
-            self.wait_for(self.all(&Collection::new(Kind::NAMESPACE, None, None), "namespaces".to_owned()))?;
+        let named = Collection::new(Kind::NAMESPACE, None, name.map(|name| ("metadata.name", name)));
+        let found: Vec<NamespaceObject> = self.wait_for(self.all(&named, "namespaces".to_owned()))?;
         Ok(found.into_iter().map(Into::into).collect())
     }
 }

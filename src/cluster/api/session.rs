@@ -261,10 +261,8 @@ pub(super) async fn retry<T>(
     let all = async {
         let (mut backoff, mut not_found_until) = (BACKOFF, None);
         loop {
-            let failure = match attempt().await {
-                Ok(value) => return Ok(value),
-                Err(failure) => failure,
-            };
+            let result = attempt().await;
+            let Err(failure) = result else { return result };
             let now = Instant::now();
             let end = match failure.status {
                 404 if limits.awaits => *not_found_until.get_or_insert(now + NOT_FOUND_TIMEOUT),
