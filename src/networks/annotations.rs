@@ -95,8 +95,7 @@ impl NetworksAnnotation<'_> {
     }
 
     fn not_json(&self, error: &serde_json::Error) -> Error {
-        let lines_before = error.line().saturating_sub(1);
-        let before: usize = self.text.split_inclusive('\n').take(lines_before).map(str::len).sum();
+        let before: usize = self.text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum();
         let character = self.character(before + error.column().saturating_sub(1));
         let what = json_error(error);
         let what = what.split(" at line ").next().unwrap_or_default();
@@ -171,23 +170,14 @@ impl fmt::Display for NetworksAnnotation<'_> {
 const ACCEPTED_NAME: &str = "lower-case letters, digits, - and ., at most 253 (an RFC 1123 subdomain)";
 /// The names that [`is_dns_label`] accepts.
 const ACCEPTED_NAMESPACE: &str = "lower-case letters, digits and -, at most 63 (an RFC 1123 label)";
-const ACCEPTED_HARDWARE_ADDRESS: &str = "a hardware address such as 02:00:00:00:00:01";
 const ACCEPTED_STRING: &str = "a string";
 
 /// The fields of an element. ovn-kubernetes reads the last one from the annotation itself.
 pub(super) const ACCEPTED_FIELDS: &str = "name, namespace, interface, interfaceRequest, ips, mac, infiniband-guid, \
     portMappings, bandwidth, deviceID, cni-args, default-route, ipam-claim-reference";
 
-/// The fields that request something from the network's plugins, each with its capability (CONVENTIONS.md, "Dynamic Plugin
-/// specific fields").
-const CAPABILITIES: [(&str, &str); 6] = [
-    ("portMappings", "portMappings"),
-    ("bandwidth", "bandwidth"),
-    ("ips", "ips"),
-    ("mac", "mac"),
-    ("infiniband-guid", "infinibandGUID"),
-    ("deviceID", "deviceID"),
-];
+/// The fields that request something from the network's plugins (CONVENTIONS.md, "Dynamic Plugin specific fields").
+const CAPABILITIES: [&str; 6] = ["portMappings", "bandwidth", "ips", "mac", "infiniband-guid", "deviceID"];
 
 /// An element of an annotation.
 struct Element {
@@ -214,14 +204,15 @@ impl Element {
             set => set,
         };
         let mut runtime_config = Map::new();
-        for (name, capability) in CAPABILITIES {
+        for name in CAPABILITIES {
             let Some(field) = self.field(name) else { continue };
+            let capability = if name == "infiniband-guid" { "infinibandGUID" } else { name };
             let is_requested = match name {
                 "portMappings" => field.port_mappings()?,
                 "bandwidth" => field.bandwidth()?,
                 "ips" => !field.items("an address such as 10.0.0.9 or 10.0.0.9/24", ip)?.is_empty(),
                 "deviceID" => field.text(ACCEPTED_STRING, |_| true)?.is_some(),
-                _ => field.text(ACCEPTED_HARDWARE_ADDRESS, is_hardware_address)?.is_some(),
+                _ => field.text("a hardware address such as 02:00:00:00:00:01", is_hardware_address)?.is_some(),
             };
             if is_requested {
                 runtime_config.insert(capability.to_owned(), field.value.clone());
@@ -354,14 +345,12 @@ fn gateway(text: &str) -> Option<IpAddr> {
     text.parse::<IpAddr>().ok().map(|gateway| gateway.to_canonical())
 }
 
-/// Lengths of hardware addresses in octets: EUI-48, EUI-64, IP over InfiniBand (Go's `net.ParseMAC`, which Multus uses).
-const OCTETS: [usize; 3] = [6, 8, 20];
-
-/// Returns whether `text` is a hexadecimal address in groups of two digits with `:` or `-`, or of four with dots.
+/// Returns whether `text` is a hexadecimal address in groups of two digits with `:` or `-`, or of four with dots, of 6, 8
+/// or 20 octets: EUI-48, EUI-64, IP over InfiniBand (Go's `net.ParseMAC`, which Multus uses).
 pub(super) fn is_hardware_address(text: &str) -> bool {
     let grouped = |separator: char, digits: usize| {
         let is_group = |group: &str| group.len() == digits && group.bytes().all(|byte| byte.is_ascii_hexdigit());
-        text.split(separator).all(is_group) && OCTETS.contains(&(text.split(separator).count() * digits / 2))
+        text.split(separator).all(is_group) && [6, 8, 20].contains(&(text.split(separator).count() * digits / 2))
     };
     grouped(':', 2) || grouped('-', 2) || grouped('.', 4)
 }

@@ -154,15 +154,12 @@ impl NodeSnapshot {
         for uid in uids {
             all.extend(self.of_uid(uid)?.map(|found| (uid, found)));
         }
-        match all.len() {
-            0 | 1 => Ok(all.pop().map(|(_, found)| found)),
-            _ => {
-                let uids = all.iter().map(|(uid, _)| *uid).collect::<Vec<_>>().join(", ");
-                let msg =
-                    format!("pod {namespace}/{name}: expected one pod of that name on this node, got UIDs {uids}");
-                Err(invalid(msg))
-            }
+        if all.len() > 1 {
+            let uids = all.iter().map(|(uid, _)| *uid).collect::<Vec<_>>().join(", ");
+            let why = format!("expected one pod of that name on this node, got UIDs {uids}");
+            return Err(invalid(format!("pod {namespace}/{name}: {why}")));
         }
+        Ok(all.pop().map(|(_, found)| found))
     }
 
     /// Finds the network namespace of a container, which may be a pod sandbox. `id` may be a unique prefix of the ID and
@@ -207,11 +204,8 @@ impl NodeSnapshot {
 
     /// Returns the oldest selected process that still runs, with its network namespace.
     fn oldest(&self, selected: impl Fn(&ContainerProcess) -> bool) -> Result<Option<NetnsProcess>, Error> {
-        self.processes
-            .iter()
-            .filter(|process| selected(process))
-            .find_map(|process| process.netns().transpose())
-            .transpose()
+        let mut selected = self.processes.iter().filter(|process| selected(process));
+        selected.find_map(|process| process.netns().transpose()).transpose()
     }
 
     /// Decides which namespace is that of `what`, from its cached results and its oldest process.
