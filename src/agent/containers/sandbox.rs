@@ -59,12 +59,13 @@ pub(super) enum Connection {
 #[derive(Default)]
 pub(super) struct Sandbox {
     id: String,
-    known_since: Option<Instant>,
+    /// Since when its saved state excludes containers; `None` if it does not.
+    excluding_since: Option<Instant>,
     saved: Saved,
     /// Its containers by ID.
     containers: BTreeMap<String, Container>,
-    /// The answers that the runtime waits for, each with the time of its request, by container ID.
-    answers: BTreeMap<String, (oneshot::Sender<()>, Instant)>,
+    /// The starts without an answer by container ID, each with its time; the sender is `None` if the runtime does not wait.
+    answers: BTreeMap<String, (Option<oneshot::Sender<()>>, Instant)>,
     /// When the next check is due; `None` if the saved state must change first.
     due: Option<Instant>,
     /// When the running check began; `None` if no check runs.
@@ -216,7 +217,7 @@ impl Check {
 
 impl Sandbox {
     pub(super) fn new(id: &str) -> Self {
-        Self { id: id.to_owned(), known_since: Some(Instant::now()), ..Self::default() }
+        Self { id: id.to_owned(), ..Self::default() }
     }
 
     /// Returns the excluded containers that run.
@@ -260,8 +261,7 @@ impl Sandbox {
         match stage {
             Stage::Start(answer) => {
                 // The runtime does not wait for a sandbox whose checks are slow.
-                let answer = if is_slow { oneshot::channel().0 } else { answer };
-                self.answers.insert(id, (answer, Instant::now()));
+                self.answers.insert(id, ((!is_slow).then_some(answer), Instant::now()));
             }
             Stage::Started => known.has_started = true,
             Stage::Stopped => (known.has_started, known.reported.pid) = (true, 0),
@@ -298,6 +298,10 @@ impl Sandbox {
             tracing::warn!(pod = self.pod_name(), sandbox = self.id, "can't update the excluded containers: {failure}");
             self.logged.insert(self.failure.clone());
         }
+        match &self.saved.excluded {
+            Some(_) => self.excluding_since = self.excluding_since.or_else(|| Some(Instant::now())),
+            None => (self.excluding_since, self.reported) = (None, BTreeSet::new()),
+        }
         if let Some(changes) = &check.changes {
             for (container, scope) in &changes.added {
                 tracing::info!(pod = self.pod_name(), container, %scope, "the container's traffic bypasses the sidecar");
@@ -305,8 +309,8 @@ impl Sandbox {
             self.report_captured(changes, connection, tools);
         }
         if self.saved.excluded.is_some() || !self.failure.is_empty() {
-            let interval = if may_run || !check.is_complete { CHECK_INTERVAL } else { REST_INTERVAL };
-            let next = Instant::now() + interval;
+            let is_known = check.is_complete && check.changes.is_some();
+            let next = Instant::now() + if may_run || !is_known { CHECK_INTERVAL } else { REST_INTERVAL };
             self.due = Some(self.due.map_or(next, |due| due.min(next)));
         }
     }
@@ -314,8 +318,8 @@ impl Sandbox {
     /// Records the result for a container of the check. One that has ended since then ends with the next check.
     fn checked(&mut self, id: &str, container: Container, check: &Check, tools: &Tools) {
         let in_time = self.answers.remove(id).map(|(answer, since)| {
-            tools.metrics.runtime_waited(since.elapsed().as_secs_f64());
-            answer.send(()).is_ok()
+            let answer = answer.inspect(|_| tools.metrics.runtime_waited(since.elapsed().as_secs_f64()));
+            answer.is_some_and(|answer| answer.send(()).is_ok())
         });
         let (has_ended, name) = (container.state == ContainerState::Ended, &container.reported.name);
         if has_ended && check.changes.is_some() {
@@ -378,16 +382,18 @@ impl Sandbox {
 
     /// Reports the excluded containers that start captured because the check takes longer than the runtime waits.
     pub(super) fn report_late(&mut self, tools: &Tools) {
-        let late = self.answers.iter().filter(|(_, (answer, _))| answer.is_closed());
+        let is_late = |answer: &Option<oneshot::Sender<()>>| answer.as_ref().is_none_or(oneshot::Sender::is_closed);
+        let late = self.answers.iter().filter(|(_, (answer, _))| is_late(answer));
         let late = late.filter_map(|(id, _)| self.containers.get(id)).filter(|one| self.saved.excludes(one));
         let names: Vec<String> = late.map(|one| one.reported.name.clone()).collect();
         names.iter().for_each(|name| self.report(name, LATE, tools));
     }
 
-    /// Reports the excluded containers of a new pod that have no element because the agent is not registered.
+    /// Reports the excluded containers without an element, if the agent was not registered when the pod began to exclude
+    /// containers.
     fn report_captured(&mut self, changes: &ContainerChanges, connection: &Connection, tools: &Tools) {
         let Connection::Disconnected { why: Some(why), since } = connection else { return };
-        if since.elapsed() < GRACE || self.known_since < Some(*since) {
+        if since.elapsed() < GRACE || self.excluding_since < Some(*since) {
             return;
         }
         let excluded = self.saved.excluded.clone();

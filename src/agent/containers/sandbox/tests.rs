@@ -321,7 +321,7 @@ fn only_a_new_pod_is_reported_while_the_agent_is_not_registered() {
     let long_ago = now.checked_sub(2 * GRACE).expect("the machine has run for a while");
     let why = "container vault started captured: the agent is not registered at the container runtime: no socket";
     let (new, old, bypassing, none) = (Some(now), long_ago.checked_sub(GRACE), true, &[]);
-    for (case, known_since, since, cause, live, expected) in [
+    for (case, excluding_since, since, cause, live, expected) in [
         ("new", new, long_ago, Some("no socket"), !bypassing, [why].as_slice()),
         ("bypassing", new, long_ago, Some("no socket"), bypassing, none),
         ("from before the end of the connection", old, long_ago, Some("no socket"), !bypassing, none),
@@ -330,7 +330,7 @@ fn only_a_new_pod_is_reported_while_the_agent_is_not_registered() {
     ] {
         let mut scene = Scene::unchecked();
         scene.connection = Connection::Disconnected { why: cause.map(str::to_owned), since };
-        scene.sandbox.known_since = known_since;
+        scene.sandbox.excluding_since = excluding_since;
         if live {
             scene.set(Stage::Started, "1");
         }
