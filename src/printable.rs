@@ -66,28 +66,30 @@ pub fn xml(text: &str) -> String {
 /// `Authorization` in its answer.
 #[must_use]
 pub fn without_secrets(text: &str) -> String {
+    /// What ends a token: blanks, all that is not ASCII, and marks that quote it.
+    const END: &str = r#"\x00-\x20\x7f-\x{10ffff}"',\\<>"#;
     static SECRETS: LazyLock<Vec<Regex>> = LazyLock::new(|| {
         compiled(&[
             r#"(://)(?:[^\s"'<>/?#]*:[^\s"'<>]*|[^\s"'<>/?#]*)(@)"#,
-            r#"((?i:bearer)[:=]*[\s"',\\<>]+)[a-z.:;)=]*[^a-z.:;)=\s"',\\<>][^\s"',\\<>]*"#,
-            r#"(?:eyJ|sha256~)[^\s"',\\<>]*"#,
+            &format!("((?:(?i:bearer)[:=]*[{END}]+)+)[a-z.:;)=]*[^a-z.:;)={END}][^{END}]*"),
+            &format!("(?:eyJ|sha256~)[^{END}]*"),
         ])
     });
     redacted(text, &SECRETS)
 }
 
 /// Returns a line without what follows the name of a password or key: the word after `password=` or `--password`, and the
-/// rest of the line after `"password":` or `Authorization:`, since the end of a header is unknown.
+/// rest of the line after `"password":` or `Authorization:`, since the end of a header is unknown, or if the value or the
+/// name has a quote, since a quoted value can contain spaces.
 #[must_use]
 pub fn without_passwords(line: &str) -> String {
     const NAME: &str = "[^ =:]*(?i:passw|passphrase|secret|api[-_]?key|authorization|cookie)[^ =:]*";
     static PASSWORDS: LazyLock<Vec<Regex>> = LazyLock::new(|| {
         compiled(&[
-            &format!("({NAME}:).*"),
-            // A quoted value can contain spaces.
-            &format!(r#"({NAME}=)[^ ]*["'].*"#),
-            &format!("({NAME}=)[^ ]*"),
-            &format!("(--{NAME} )[^ ]+"),
+            &format!("((?:^| ){NAME}:).*"),
+            &format!(r#"((?:^| )[^ =:]*["']{NAME}=).*"#),
+            &format!(r#"((?:^| ){NAME}=)(?:[^ ]*["'].*|[^ ]*)"#),
+            &format!(r#"((?:^| )--{NAME} )(?:[^ ]*["'].*|[^ ]+)"#),
         ])
     });
     redacted(line, &PASSWORDS)
@@ -212,6 +214,8 @@ mod tests {
             ("invalid token \\\"Bearer S\\\"", "invalid token \\\"Bearer (redacted)\\\""),
             ("x=eyJhbGciOiJub25lIn0.s3.cr3t, no", "x=(redacted), no"),
             ("sha256~s3cr3t", "(redacted)"),
+            ("Authorization: Bearer Bearer s3cr3t", "Authorization: Bearer Bearer (redacted)"),
+            ("Bearer\u{a0}s3cr3t\u{a0}x", "Bearer\u{a0}(redacted)\u{a0}x"),
         ] {
             assert_eq!(without_secrets(text), expected);
         }
@@ -268,6 +272,18 @@ mod tests {
             ("{\"clientSecret\": \"s3cr3t\"}", "{\"clientSecret\":(redacted)"),
             ("Authorization: Basic s3cr3t", "Authorization:(redacted)"),
             ("secret \"a\" not found: 404", "secret \"a\" not found: 404"),
+            ("run --password \"two s3cr3t\" x", "run --password (redacted)"),
+            ("\"password=two s3cr3t\" x", "\"password=(redacted)"),
+            ("[\"--password=my s3cr3t\"] x", "[\"--password=(redacted)"),
+            ("https://vault-secrets:8200/v1: refused", "https://vault-secrets:8200/v1: refused"),
+            (
+                "image=reg/my-secret-app:1.2 error=\"no such image\"",
+                "image=reg/my-secret-app:1.2 error=\"no such image\"",
+            ),
+            (
+                "password=a secret=b --token-password c d",
+                "password=(redacted) secret=(redacted) --token-password (redacted) d",
+            ),
         ] {
             assert_eq!(without_passwords(line), expected);
         }

@@ -343,6 +343,22 @@ fn only_a_new_pod_is_reported_while_the_agent_is_not_registered() {
 }
 
 #[test]
+fn a_pod_is_new_again_after_it_has_excluded_no_container() {
+    let mut scene = Scene::new();
+    scene.fail("no rules");
+    drop(scene.start("1", VAULT));
+    scene.fail("no rules");
+    assert_eq!(scene.events().len(), 1);
+    assert!(scene.sandbox.excluding_since.is_some());
+    let check = scene.sandbox.begin(true);
+    scene.end(Check { saved: Saved::default(), changes: Some(ContainerChanges::default()), ..check });
+    assert_eq!(scene.sandbox.excluding_since, None);
+    drop(scene.start("2", VAULT));
+    scene.fail("no rules");
+    assert_eq!(scene.events().len(), 1, "it is reported again");
+}
+
+#[test]
 fn the_expected_elements_are_known_after_a_change() {
     let mut scene = Scene::new();
     assert_eq!(scene.sandbox.expected(), Some(vec![]));
@@ -361,6 +377,7 @@ fn each_failure_is_logged_once_and_only_if_an_excluded_container_runs() {
     let mut scene = Scene::new();
     scene.fail("gone");
     assert!(scene.sandbox.logged.is_empty());
+    assert_eq!(scene.pause(), CHECK_INTERVAL, "it is repeated soon");
     // The network namespace of a deleted pod is gone as soon as its containers have ended.
     scene.run("0");
     let mut check = scene.check();
