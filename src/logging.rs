@@ -5,6 +5,7 @@ use crate::cni::LogLevel;
 use crate::printable;
 use crate::streams::Stderr;
 use crate::trusted_file::append_below;
+use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
@@ -23,10 +24,11 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 const DIRECTORY: &str = "/var/log";
 /// The maximum number of lines of levels info and warn in one call.
 const MAX_LINES: usize = 100;
-/// The maximum lengths of a line, of its message, and of each of its other values before they are escaped, in bytes.
-const MAX_LINE_BYTES: usize = 4096;
+/// The maximum lengths of a line's message, of its other values together, and of each value of its context, in bytes:
+/// 4 KiB in total.
 const MAX_MESSAGE_BYTES: usize = 2500;
-const MAX_VALUE_BYTES: usize = 400;
+const MAX_FIELDS_BYTES: usize = 800;
+const MAX_CONTEXT_BYTES: usize = 120;
 /// The maximum number of collected warnings, and of characters in each.
 const MAX_EVENTS: usize = 8;
 const MAX_EVENT_CHARACTERS: usize = 400;
@@ -74,10 +76,10 @@ pub fn check_log_file(file: &Path) -> Result<(), String> {
     Err(format!("invalid value {:?}; expected a path below {DIRECTORY} without \"..\"", file.display().to_string()))
 }
 
-/// Appends ` key=value` with at most `max` bytes of the value. The value is quoted and escaped (as by
+/// Appends ` key=value` with at most `room` bytes of the value. The value is quoted and escaped (as by
 /// [`printable::line`]) if it is not one word or contains characters that terminals interpret.
-fn add_pair(line: &mut String, key: &str, value: &str, max: usize) {
-    let value = printable::cut(value, max);
+fn add_pair(line: &mut String, key: &str, value: &str, room: usize) {
+    let value = cut(value, room);
     let plain = |c: char| !c.is_whitespace() && !printable::is_interpreted(c) && c != '"' && c != '=';
     *line += &if !value.is_empty() && value.chars().all(plain) {
         format!(" {key}={value}")
@@ -114,9 +116,10 @@ impl Log {
         add_pair(&mut line, "msg", &fields.message, MAX_MESSAGE_BYTES);
         line += &fields.others;
         for (key, value) in self.context.iter().filter(|(_, value)| !value.is_empty()) {
-            add_pair(&mut line, key, value, MAX_VALUE_BYTES);
+            add_pair(&mut line, key, value, MAX_CONTEXT_BYTES);
         }
-        format!("{}\n", printable::cut(&line, MAX_LINE_BYTES))
+        line.push('\n');
+        line
     }
 }
 
@@ -178,7 +181,8 @@ impl Visit for EventFields {
                 if name == "facts" {
                     value.clone_into(&mut self.facts);
                 }
-                add_pair(&mut self.others, name, value, MAX_VALUE_BYTES);
+                let room = MAX_FIELDS_BYTES.saturating_sub(self.others.len());
+                add_pair(&mut self.others, name, value, room);
             }
         }
     }
@@ -186,6 +190,16 @@ impl Visit for EventFields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.record_str(field, &format!("{value:?}"));
     }
+}
+
+/// Returns the start of `value` that fits into `room` bytes including escapes.
+fn cut(value: &str, room: usize) -> Cow<'_, str> {
+    let mut used = 0;
+    let end = value.char_indices().find(|(_, c)| {
+        used += c.escape_debug().map(char::len_utf8).sum::<usize>();
+        used > room
+    });
+    end.map_or(Cow::Borrowed(value), |(end, _)| Cow::Owned(format!("{}…", &value[..end])))
 }
 
 /// The warnings and the source of facts from the events of one call, at any log level, and the number of its lines.
@@ -255,7 +269,7 @@ mod tests {
     fn values_that_are_not_one_word_are_quoted() {
         let mut pairs = String::new();
         for (key, value) in [("a", "x/y:1"), ("b", "two words"), ("c", "l1\nl2"), ("d", "k=\"v\"")] {
-            add_pair(&mut pairs, key, value, MAX_VALUE_BYTES);
+            add_pair(&mut pairs, key, value, MAX_CONTEXT_BYTES);
         }
         assert_eq!(pairs, r#" a=x/y:1 b="two words" c="l1\nl2" d="k=\"v\"""#);
     }
@@ -268,17 +282,18 @@ mod tests {
     }
 
     #[test]
-    fn long_values_and_lines_are_truncated() {
+    fn long_values_are_truncated_and_the_context_stays() {
+        let log = Log { context: vec![("pod", "shop/web-0".to_owned())], ..log(LevelFilter::INFO, None) };
         for value in ["a", "ä b", "\u{1b}", "\n", "\u{10ffff}", "\""] {
             let mut fields = EventFields { message: value.repeat(100_000), ..EventFields::default() };
-            add_pair(&mut fields.others, "key", &value.repeat(100_000), MAX_VALUE_BYTES);
-            let line = log(LevelFilter::INFO, None).line(Level::INFO, &fields);
-            assert!(line.len() <= MAX_LINE_BYTES + 1, "{value:?}: {}", line.len());
-            assert!(line.trim_end_matches(['"', '\n']).ends_with('…'), "{value:?}");
+            let room = MAX_FIELDS_BYTES;
+            add_pair(&mut fields.others, "key", &value.repeat(100_000), room);
+            let line = log.line(Level::INFO, &fields);
+            assert!(line.len() <= 4096, "{value:?}: {}", line.len());
+            assert!(line.ends_with("… pod=shop/web-0\n") || line.ends_with("…\" pod=shop/web-0\n"), "{value:?}");
         }
         let fields = EventFields { message: "a b ".repeat(MAX_MESSAGE_BYTES / 4), ..EventFields::default() };
-        let line = log(LevelFilter::INFO, None).line(Level::INFO, &fields);
-        assert!(!line.contains('…'), "a value that fits is complete");
+        assert!(!log.line(Level::INFO, &fields).contains('…'), "a value that fits is complete");
     }
 
     fn log(level: LevelFilter, call: Option<CallEvents>) -> Log {

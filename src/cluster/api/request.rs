@@ -293,7 +293,7 @@ impl Failure {
 
     /// Returns the failure that a `Status` reports.
     pub(crate) fn of_status(status: u16, message: &str) -> Self {
-        let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
+        let line = cut(message, 16 * MAX_CHARS).split_whitespace().collect::<Vec<_>>().join(" ");
         let line: String = without_secrets(&line).chars().take(MAX_CHARS).collect();
         let cause = if line.is_empty() { status.to_string() } else { format!("{status}, {line}") };
         Self { status, ..Self::new(cause) }
