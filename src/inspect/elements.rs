@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// The table of the sets, with its family.
-const TABLE: &str = "inet detour-exclusions";
+pub(super) const TABLE: &str = "inet detour-exclusions";
 /// The limit of listed elements; the rest is counted.
 const MAX_LISTED: usize = 200;
 

@@ -4,7 +4,7 @@ use crate::compare;
 use crate::containers::{Containers, plan};
 use crate::programs::DETOUR;
 use crate::scene::{CONF, POD, Plan, Scene, line, scene};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -120,9 +120,12 @@ fn a_pods_own_users_are_counted_as_it_does() {
 fn a_probe_needs_no_listening_proxy() {
     let mut plan = Plan::new();
     plan.proxy.1 = &[];
+    plan.config["chain"] = json!([{"type": "istio-redirect"}]);
     scene(plan, |scene| {
         let lines = probed(scene);
         found(&lines, "probe-captured", "pass");
+        // The sidecar's own traffic shows nothing about exclusions.
+        found(&lines, "probe-excluded", "not-checked");
     });
 }
 

@@ -7,6 +7,7 @@ pub(super) use report::verdict;
 pub use report::{AuditReport, AuditedPod, Bypass, CountedUnit};
 
 use super::doctor::{CheckTarget, node_setup};
+use super::elements::TABLE;
 use super::explain::explain;
 use super::rules::{LOCK_TIMEOUT, LiveRules, Mark, RuleLine, RulesReport};
 use super::subject::{AppliedConf, Subject};
@@ -182,7 +183,7 @@ fn bypasses(live: &LiveRules, report: &RulesReport, all: bool) -> (Vec<Bypass>, 
     let is_exclusion = |line: &&RuleLine| {
         let is_usual = || usual.contains(&(line.table.clone(), line.chain.clone(), line.rule.clone()));
         let ends = ["RETURN", "return", "ACCEPT", "accept"].iter().any(|verdict| line.rule.ends_with(verdict));
-        let is_bypass = line.chain == EXCLUSIONS || (ends && !is_usual());
+        let is_bypass = if line.table == TABLE { line.chain == EXCLUSIONS } else { ends && !is_usual() };
         line.mark == Mark::Fine && is_bypass && (all || line.packets.is_some_and(|packets| packets > 0))
     };
     let mut own: Vec<Bypass> = report.rules.iter().filter(is_exclusion).map(Bypass::of).collect();

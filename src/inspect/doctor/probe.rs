@@ -32,8 +32,10 @@ struct Range<'a> {
     policy: &'a Policy,
     view: RulesetView,
     own: Vec<IpAddr>,
-    /// Users of the pod's containers, users without a container, and users that exclusions name.
+    /// Users of the pod's containers, and users without a container.
     users: Vec<ProbeUser>,
+    /// Users that exclusions name.
+    owners: Vec<ProbeUser>,
     known_as: Users,
     /// Names, addresses and ports of two runs differ.
     random: u64,
@@ -41,12 +43,12 @@ struct Range<'a> {
 
 /// Sends a connection and a DNS query that the policy sends to the sidecar.
 pub(super) fn captured(findings: &Findings<'_>) -> CheckVerdict {
-    probe(findings, |range| range.probe(range.users.iter(), |arrival| matches!(arrival, Arrival::Sidecar(_))))
+    probe(findings, |range| range.probe(&range.users, |arrival| matches!(arrival, Arrival::Sidecar(_))))
 }
 
-/// Sends a connection and a DNS query that the policy excludes, if possible of a user that an exclusion names.
+/// Sends a connection and a DNS query of users that exclusions name.
 pub(super) fn excluded(findings: &Findings<'_>) -> CheckVerdict {
-    probe(findings, |range| range.probe(range.users.iter().rev(), |arrival| arrival == Arrival::Direct))
+    probe(findings, |range| range.probe(&range.owners, |arrival| arrival == Arrival::Direct))
 }
 
 /// Sends probes from the pod's network namespace.
@@ -69,16 +71,16 @@ impl<'a> Range<'a> {
         });
         let strangers = UNUSED_UIDS.map(|id| ProbeUser { uid: id, gid: id });
         let known_as = Users::here()?;
-        let users = known.chain(strangers).filter(|user| known_as.outside(*user).is_some());
+        let users: Vec<ProbeUser> = known.chain(strangers).filter(|user| known_as.outside(*user).is_some()).collect();
         let owners = policy.exclusions.iter().filter_map(|exclusion| match exclusion.owner {
-            TrafficOwner::Any => None,
+            TrafficOwner::Any => users.first().copied(),
             TrafficOwner::Uid(range) => Some(ProbeUser { uid: range.first, gid: UNUSED_UIDS[0] }),
             TrafficOwner::Gid(range) => Some(ProbeUser { uid: UNUSED_UIDS[0], gid: range.first }),
         });
         // Packets arrive at the same destinations in both rule formats.
         let view = RulesetView::of_policy(policy, RuleFormat::default());
-        let (users, random) = (users.chain(owners).collect(), RandomState::new().hash_one(0));
-        Ok(Self { policy, view, own: own_addresses()?, users, known_as, random })
+        let (owners, random) = (owners.collect(), RandomState::new().hash_one(0));
+        Ok(Self { policy, view, own: own_addresses()?, users, owners, known_as, random })
     }
 
     /// Returns an address that is reserved for documentation (RFC 5737, RFC 3849), for each address family of the pod
@@ -103,18 +105,14 @@ impl<'a> Range<'a> {
     }
 
     /// Sends a connection and a DNS query of each address family whose destination, according to the policy, `is_wanted`.
-    fn probe<'u>(
-        &self,
-        users: impl Iterator<Item = &'u ProbeUser> + Clone,
-        is_wanted: fn(Arrival) -> bool,
-    ) -> CheckVerdict {
+    fn probe(&self, users: &[ProbeUser], is_wanted: fn(Arrival) -> bool) -> CheckVerdict {
         let to = |ips: Vec<IpAddr>, port| ips.into_iter().map(move |ip| SocketAddr::new(ip, port));
         let tcp = to(self.nowhere(), 20_000 + (self.random % 10_000) as u16).map(|to| (to, Protocol::Tcp));
         let dns = to(self.resolvers(), DNS_PORT).map(|to| (to, Protocol::Udp));
         let (mut sent, mut verdicts) = (Vec::new(), Vec::new());
         for (to, protocol) in tcp.chain(dns) {
             let is_wanted = |user: &&ProbeUser| is_wanted(self.wanted(**user, to, protocol));
-            let user = users.clone().find(is_wanted).filter(|_| !sent.contains(&(protocol, to.is_ipv4())));
+            let user = users.iter().find(is_wanted).filter(|_| !sent.contains(&(protocol, to.is_ipv4())));
             if let Some(user) = user {
                 sent.push((protocol, to.is_ipv4()));
                 verdicts.push(self.send(*user, to, protocol));

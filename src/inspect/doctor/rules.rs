@@ -127,6 +127,9 @@ pub(super) fn netns(findings: &Findings<'_>) -> CheckVerdict {
 /// Checks whether the interface with the default route is captured, for a pod whose rules exclude interfaces.
 pub(super) fn default_route(findings: &Findings<'_>) -> Option<CheckVerdict> {
     let redirect = findings.policy()?.redirect().filter(|redirect| !redirect.exclude_interfaces.is_empty())?;
+    if let Some(why) = findings.obstacle(&["rules-equal"]) {
+        return Some(CheckVerdict::not_checked(why));
+    }
     let default = findings.found()?.open().and_then(|netns| netns.enter(LOCK_TIMEOUT, public_route_interfaces));
     Some(match default {
         Ok(default) => captured(&default, redirect),
