@@ -320,22 +320,27 @@ fn only_a_new_pod_is_reported_while_the_agent_is_not_registered() {
     let now = Instant::now();
     let long_ago = now.checked_sub(2 * GRACE).expect("the machine has run for a while");
     let why = "container vault started captured: the agent is not registered at the container runtime: no socket";
-    let (new, old, bypassing, none) = (Some(now), long_ago.checked_sub(GRACE), true, &[]);
-    for (case, known_since, since, cause, live, expected) in [
-        ("new", new, long_ago, Some("no socket"), !bypassing, [why].as_slice()),
+    let (new, old, none) = (Some(now), long_ago.checked_sub(GRACE), &[]);
+    let (captured, bypassing, fails) = (Some([].as_slice()), Some(["1"].as_slice()), None);
+    for (case, known_since, since, cause, found, expected) in [
+        ("new", new, long_ago, Some("no socket"), captured, [why].as_slice()),
         ("bypassing", new, long_ago, Some("no socket"), bypassing, none),
-        ("from before the end of the connection", old, long_ago, Some("no socket"), !bypassing, none),
-        ("the runtime restarts", new, now, Some("no socket"), !bypassing, none),
-        ("the agent has just started", new, long_ago, None, !bypassing, none),
+        ("from before the end of the connection", old, long_ago, Some("no socket"), captured, none),
+        ("the runtime restarts", new, now, Some("no socket"), captured, none),
+        ("a check that fails", new, long_ago, Some("no socket"), fails, none),
+        ("the agent has just started", new, long_ago, None, captured, none),
     ] {
         let mut scene = Scene::unchecked();
         scene.connection = Connection::Disconnected { why: cause.map(str::to_owned), since };
         scene.sandbox.known_since = known_since;
-        if live {
+        if found == bypassing {
             scene.set(Stage::Started, "1");
         }
         for _ in 0..2 {
-            scene.apply(if live { &["1"] } else { &[] }, &[]);
+            match found {
+                Some(ids) => scene.apply(ids, &[]),
+                None => scene.fail("gone"),
+            }
         }
         assert_eq!(scene.events(), expected, "{case}");
         assert_eq!(scene.pause(), CHECK_INTERVAL, "{case}: the runtime does not report its containers");
