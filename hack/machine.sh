@@ -267,7 +267,10 @@ need_crictl() {
 
 # Builds the runtime's side of NRI, with the library of containerd and CRI-O in the version of its go.mod.
 need_nri_runtime() {
-    local module=tests/containers/nri/runtime
+    local module=tests/containers/nri/runtime program
+    program=$(tools_directory)/nri-runtime
+    # Its version is the library's, which stays the same when its own source changes.
+    [[ ! $module/main.go -nt $program ]] || rm -f "$program"
     need_module "$module" nri-runtime "$(sed -n 's/.*github.com\/containerd\/nri v\([0-9.]*\).*/\1/p' "$module/go.mod")" \
         "some seconds" . main.version
 }

@@ -64,11 +64,17 @@ fn a_pod_that_the_watch_does_not_report_or_without_a_uid_is_requested() {
     Scene::run(|scene| {
         let _agent = scene.agent();
         scene.done("ADD", &scene.conf_of_agent_alone(), None);
-        assert_eq!(scene.api.requests(), [GET_POD]);
+        let mut first = scene.api.requests();
+        let sent = first.len();
+        // A slow request is sent twice.
+        first.dedup();
+        assert_eq!(first, [GET_POD]);
         scene.api.put_quietly(PODS, &pod("uid-2"));
         scene.done("ADD", &scene.conf_of_agent_alone(), Some("uid-2"));
         assert!(scene.is_redirected());
-        assert_eq!(scene.api.requests(), [GET_POD; 2]);
+        let mut second = scene.api.requests().split_off(sent);
+        second.dedup();
+        assert_eq!(second, [GET_POD]);
     });
 }
 
@@ -193,6 +199,7 @@ fn an_empty_directory_at_the_sockets_path_is_replaced() {
 fn with_a_refused_watch_each_add_sends_requests_until_it_is_granted() {
     Scene::run(|scene| {
         scene.api.refuse_watches(403);
+        let started = Instant::now();
         let agent = scene.agent_that_starts("first");
         let refused = ["can't watch pods", "can't watch namespaces", "can't watch network", "serving the plugin's"];
         let lines = agent.wait_for_logs(&refused);
@@ -203,10 +210,13 @@ fn with_a_refused_watch_each_add_sends_requests_until_it_is_granted() {
         // A slow request is sent twice.
         requests.dedup();
         assert_eq!(requests, [GET_NAMESPACE, GET_POD]);
+        let refused = started.elapsed();
         scene.api.grant_watches();
         let granted = Instant::now();
         agent.wait_for_logs(&["watching pods", "watching namespaces", "watching network"]);
-        assert!(granted.elapsed() < Duration::from_secs(40), "{:?}", granted.elapsed());
+        // Each pause is about as long as all before it together, and up to half more.
+        let limit = 2 * refused + Duration::from_secs(20);
+        assert!(granted.elapsed() < limit, "{:?} after {refused:?} of refusals", granted.elapsed());
     });
 }
 

@@ -244,9 +244,15 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
         let found = checks.iter().find(|check| check["id"] == "netns-found").expect("the check");
         assert_eq!(found["outcome"], "pass", "{doctor:?}");
 
-        let trace = ["trace", "--live", "web-0", "--from", "uid=1000", "--to", "1.2.3.4:443/tcp", "-o", "json"];
-        let trace = machine.detour(&trace);
+        let of = |from: &str| {
+            machine.detour(&["trace", "--live", "web-0", "--from", from, "--to", "1.2.3.4:443/tcp", "-o", "json"])
+        };
+        let trace = of("uid=1000");
         assert_eq!(trace.json()["arrives_at"], "direct", "{trace:?}");
+        let trace = of("container=istio-proxy,uid=1337");
+        assert_eq!(trace.json()["container"]["name"], "istio-proxy", "{trace:?}");
+        let unknown = of("container=no");
+        assert!(unknown.code == Some(2) && unknown.stderr.contains("expected one of "), "{unknown:?}");
     });
 }
 

@@ -3,7 +3,7 @@
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::node::{NAME, on_a_node};
+use crate::node::{LIST, NAME, on_a_node};
 use crate::shipped::{base, chart, cluster, cluster_with, of_kind};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -57,6 +57,12 @@ fn a_new_node_has_the_taint_until_its_agent_is_ready() {
         // The policy does not apply to updates of a node.
         admin.merge(&new, &json!({"metadata": {"labels": {"changed": "yes"}}})).expect("accepted");
         assert_eq!(taints(&new), other);
+        // A running agent adds it again while the node is not ready.
+        let network = node.read(LIST);
+        node.write(LIST, "{");
+        plane.until(|| taints(&new) == [other.clone(), vec![added.clone()]].concat());
+        node.write(LIST, &network);
+        plane.until(|| taints(&new) == other);
     });
 
     // Without the chart, and for the next test.

@@ -143,9 +143,16 @@ fn each_missing_precondition_and_each_wrong_element_fails_its_check() {
 /// `explain` warns about both.
 #[test]
 fn an_exclusion_that_is_ignored_is_counted_as_a_warning() {
-    for (mut plan, names, warnings) in [(Plan::new(), "vault-agent-init", 2), (plan(), "vault-agent-int,backup", 3)] {
+    for (mut plan, names, warnings, part) in [
+        (Plan::new(), "vault-agent-init", 2, "the sub-plugin chain has no container-exclude"),
+        (plan(), "vault-agent-int,backup", 3, "\\\"vault-agent-int\\\": pod shop/web-0 has no such container"),
+    ] {
         plan.cluster.annotate(ANNOTATION, names);
-        let report = scene(plan, |scene| scene.report(&POD));
+        let (report, explained) = scene(plan, |scene| {
+            let explained = scene.command("explain", &[&POD[..], &["-o", "json"]].concat());
+            (scene.report(&POD), String::from_utf8(explained.stdout).expect("text"))
+        });
+        assert!(explained.contains(part), "{part}: {explained}");
         let (outcome, found, _) = line(&report, "redirected");
         let expected = format!("; {warnings} warnings, see detour explain");
         assert!(outcome == "pass" && found.ends_with(&expected), "{found}");

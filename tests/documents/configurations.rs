@@ -22,20 +22,21 @@ const ALL_THREE: [&str; 3] = ["istio-redirect", "uid-exclude", "dns-exclude"];
 /// The configuration of a plugin, or of the own plugin of a list.
 #[test]
 fn samples_are_accepted_without_warnings() {
-    for (text, chain) in [
-        (include_str!("../../conf/openshift-istio-cni.conf"), &ALL_THREE[..]),
-        (include_str!("../../conf/99-exclude-dns.conf"), &ALL_THREE[1..]),
-        (include_str!("../../conf/openshift-vault.conf"), &["istio-redirect", "container-exclude"]),
-        (include_str!("../../conf/bounds.conf"), &SUB_PLUGINS[..5]),
-        (include_str!("../../conf/chained.conflist"), &ALL_THREE),
-        (include_str!("../../conf/ambient.conflist"), &["uid-exclude", "dns-exclude", "destination-exclude"]),
-        (include_str!("../../conf/primary-openshift.conf"), &[]),
-        (include_str!("../../conf/primary-bridge.conf"), &ALL_THREE),
-        (include_str!("../../conf/primary-own-exclusion.conf"), &["istio-redirect", "exclude-backup"]),
+    for (text, chain, is_primary) in [
+        (include_str!("../../conf/openshift-istio-cni.conf"), &ALL_THREE[..], false),
+        (include_str!("../../conf/99-exclude-dns.conf"), &ALL_THREE[1..], false),
+        (include_str!("../../conf/openshift-vault.conf"), &["istio-redirect", "container-exclude"], false),
+        (include_str!("../../conf/bounds.conf"), &SUB_PLUGINS[..5], false),
+        (include_str!("../../conf/chained.conflist"), &ALL_THREE, false),
+        (include_str!("../../conf/ambient.conflist"), &["uid-exclude", "dns-exclude", "destination-exclude"], false),
+        (include_str!("../../conf/primary-openshift.conf"), &[], true),
+        (include_str!("../../conf/primary-bridge.conf"), &ALL_THREE, true),
+        (include_str!("../../conf/primary-own-exclusion.conf"), &["istio-redirect", "exclude-backup"], true),
     ] {
         let conf = detour_cni::cni::configuration(Path::new("f"), text.as_bytes()).expect("accepted");
         assert_eq!(types(&conf), chain);
-        assert!(conf.primary.is_some() || conf.kubernetes.excludes("kube-system"));
+        assert_eq!(conf.primary.is_some(), is_primary, "{text}");
+        assert!(is_primary || conf.kubernetes.excludes("kube-system"));
         assert_eq!(conf.warnings, [""; 0]);
     }
 }

@@ -343,7 +343,7 @@ fn the_reference_has_each_event_annotation_and_warning() {
         assert!(configuration.contains(&format!("`detour.io/{name}")), "conf/README.md: detour.io/{name}");
     }
     let reports = read("docs/reports.md");
-    for code in strings_after("src/inspect", "Warning::new(\"") {
+    for code in strings_after("src", "Warning::new(\"") {
         assert!(reports.contains(&format!("\n| `{code}` |")), "docs/reports.md: the warning {code}");
     }
 }

@@ -153,9 +153,9 @@ fn an_unreachable_api_server_is_reported_at_once() {
         let arguments = [command, &["-n", "shop", "web", "--config", &conf]].concat();
         let started = Instant::now();
         let run = detour(&arguments, "", &[]);
-        assert!(started.elapsed() < Duration::from_secs(5), "{arguments:?}: {:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(15), "{arguments:?}: {:?}", started.elapsed());
         assert!(run.code == 1 && run.stderr.contains("Connection refused"), "{arguments:?}: {run:?}");
-        assert!(!run.stderr.contains("this node") && !run.stderr.contains("attempts"), "{arguments:?}: {run:?}");
+        assert!(!run.stderr.contains("this node") && !run.stderr.contains("attempt"), "{arguments:?}: {run:?}");
     }
 }
 

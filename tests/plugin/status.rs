@@ -57,11 +57,16 @@ fn the_error_has_the_reason() {
 #[test]
 fn settings_that_an_add_refuses_fail_status() {
     let manifests = Directory::new("status-chain");
-    let wrong = json!([{"type": "dns-exclude", "ports": [0]}]);
-    for mut conf in [json!({}), json!({"clusterNetwork": "ovn", "confDir": "/no/such/directory"})] {
-        (conf["kubernetes"], conf["chain"]) = (json!({"manifests_dir": &*manifests}), wrong.clone());
-        let details = refused(conf);
-        assert!(details.contains("chain[0].ports: invalid value"), "{details}");
+    let group = json!({"type": "istio-redirect", "owner_groups_include": ["no-such-group"]});
+    for (wrong, reason) in [
+        (json!({"type": "dns-exclude", "ports": [0]}), "chain[0].ports: invalid value"),
+        (group, "chain[0].owner_groups_include: invalid value \"no-such-group\""),
+    ] {
+        for mut conf in [json!({}), json!({"clusterNetwork": "ovn", "confDir": "/no/such/directory"})] {
+            (conf["kubernetes"], conf["chain"]) = (json!({"manifests_dir": &*manifests}), json!([wrong]));
+            let details = refused(conf);
+            assert!(details.contains(reason), "{details}");
+        }
     }
     for kubernetes in [json!({}), json!({"agent_namespace": "kube-system"})] {
         let details = refused(json!({"kubernetes": kubernetes, "chain": [{"type": "istio-redirect"}]}));

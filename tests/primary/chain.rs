@@ -281,6 +281,8 @@ fn the_chain_of_openshift_runs_last_for_each_pod() {
     assert_eq!(seen[3].stdin, second);
     let interfaces: Vec<_> = result["interfaces"].as_array().expect("a list").iter().map(|one| &one["name"]).collect();
     assert_eq!(interfaces, ["eth0", "net1"]);
+    // In the configuration's version.
+    assert_eq!((&result["cniVersion"], &result["ips"][0]["version"]), (&json!("0.3.1"), &json!("4")));
     let rules = || node.pod.run(&["nft", "list", "ruleset"]);
     assert!(rules().contains("4242"), "the file of type detour runs in this process: {}", rules());
 

@@ -19,6 +19,8 @@ impl Directory {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path = parent.join(format!("detour-{name}-{}-{number}", std::process::id()));
+        // An earlier run with this process ID may have been killed.
+        let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir(&path).unwrap_or_else(|e| panic!("make {}: {e}", path.display()));
         Self(path)
     }

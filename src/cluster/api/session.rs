@@ -331,10 +331,8 @@ mod tests {
         Failure { retry_after: seconds.map(Duration::from_secs), ..Failure::new(cause) }
     }
 
-    fn closed_port() -> u16 {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
-        listener.local_addr().expect("an address").port()
-    }
+    /// A port on which nothing listens. The kernel gives it to no listener of a parallel test.
+    const CLOSED_PORT: u16 = 1;
 
     #[test]
     fn transient_errors_are_retried_until_just_before_the_deadline() {
@@ -344,8 +342,10 @@ mod tests {
             assert!(pair[1] - pair[0] >= least, "{times:?}");
         }
         assert!(times.len() <= 7 && times.last() >= Some(&Duration::from_millis(2900)), "{times:?}");
-        let is_expected = |cause: &str| cause == "no" || cause.contains("no answer within 3.");
-        assert!(is_expected(&last.cause), "{last:?}");
+        // The seconds of "no answer within 3.0 s"; a busy machine notices the deadline later.
+        let seconds = last.cause.strip_prefix("no answer within ").and_then(|rest| rest.split(' ').next());
+        let is_over = seconds.and_then(|seconds| seconds.parse().ok()).is_some_and(|seconds: f32| seconds >= 3.0);
+        assert!(last.cause == "no" || is_over, "{last:?}");
     }
 
     #[test]
@@ -372,12 +372,12 @@ mod tests {
     #[test]
     fn a_server_that_accepts_no_connection_ends_the_attempts_unless_another_source_does() {
         let refused = transient("refused", None);
-        let (times, last) = failing(Limits::of(Duration::from_secs(600)), closed_port(), &refused);
+        let (times, last) = failing(Limits::of(Duration::from_secs(600)), CLOSED_PORT, &refused);
         let parts = ["no connection within", "an earlier attempt failed: refused"];
         assert!(parts.iter().all(|part| last.cause.contains(part)), "{last:?}");
         assert!(times.len() > 1);
         let connected = Limits { needs_connection: false, ..Limits::of(Duration::from_secs(3)) };
-        let (times, _) = failing(connected, closed_port(), &refused);
+        let (times, _) = failing(connected, CLOSED_PORT, &refused);
         assert!(times.last() >= Some(&Duration::from_millis(2900)), "{times:?}");
     }
 }

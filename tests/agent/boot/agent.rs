@@ -4,13 +4,16 @@ use crate::boot::agent_process::Agent;
 use crate::boot::api::Api;
 use crate::boot::pod::Pod;
 use crate::boot::scene::{Kind, Scene, api, call, has_rules, is_redirected, starts, waits};
-use crate::support::wait::until;
+use crate::support::wait::until_within;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
+
+/// The limit for what an agent does beside the other agents and calls of this program.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// An API server that accepts connections and never answers.
 fn silent() -> Api {
@@ -28,7 +31,8 @@ fn wait_for_connections(socket: &Path, wanted: usize) {
         columns.get(5) == Some(&"03") && columns.last().is_some_and(|path| Path::new(path).starts_with(directory))
     };
     let sockets = || fs::read_to_string("/proc/net/unix").expect("readable");
-    until("the agent accepts the connections", || sockets().lines().filter(is_connected).count() >= wanted);
+    let are_accepted = || sockets().lines().filter(is_connected).count() >= wanted;
+    until_within(LIMIT, "the agent accepts the connections", are_accepted);
 }
 
 /// Adds a meshed pod, which must be redirected.
@@ -108,7 +112,7 @@ fn with_the_own_list_only_pods_with_a_sidecar_wait_for_the_first_credentials() {
         let more = ["--platform=kubernetes", "--own-list=true", "--plugin-service-account=detour-plugin"];
         let _agent = Agent::on_node("first", &node.root, &node.api.url(), &more);
         let own = networks.join("00-detour.conflist");
-        until("the own list exists", || own.exists());
+        until_within(LIMIT, "the own list exists", || own.exists());
         assert!(!node.root.join("var/lib/cni/detour/kubeconfig").exists());
         let own: Value = serde_json::from_slice(&fs::read(&own).expect("readable")).expect("JSON");
         let mut conf = own["plugins"][1].clone();

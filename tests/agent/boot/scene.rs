@@ -175,6 +175,10 @@ pub(crate) fn waits(kind: &Kind, conf: &Value, code: u64, parts: &[&str]) -> Dur
     for part in [&[name.as_str()], parts].concat() {
         assert!(text.contains(part), "{part}: {text}");
     }
+    // The rest of `timeout_seconds`.
+    let seconds = text.split("no answer within ").nth(1).and_then(|rest| rest.split(' ').next());
+    let seconds: Option<f64> = seconds.map(|seconds| seconds.parse().expect("a number"));
+    assert!(seconds.is_none_or(|seconds| (4.0..9.0).contains(&seconds)), "{text}");
     let says_why = text.contains("the pod has a sidecar (annotation sidecar.istio.io/status)");
     let is_meshed = kind.annotations.is_some();
     assert!(says_why == is_meshed || parts.contains(&"node.json"), "{text}");

@@ -107,6 +107,13 @@ fn the_notes_name_affected_pods_and_the_next_step() {
         notes.split_once("NOTES:\n").expect("notes").1.to_owned()
     };
     assert_eq!(
+        notes("definitions=auto"),
+        format!(
+            "{HEAD}kubernetes: DaemonSet kube-system/detour-agent\n\n\
+             The plugin runs for new pods that have a sidecar or are in the ambient mesh, except in the namespaces istio-system, kube-system.\n{OWN_LIST}{STEPS}"
+        )
+    );
+    assert_eq!(
         notes("global.platform=openshift,excludeNamespaces=null"),
         format!(
             "{HEAD}openshift: DaemonSet kube-system/detour-agent\n\n\

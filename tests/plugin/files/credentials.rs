@@ -236,8 +236,14 @@ fn explain_reads_a_pipe_that_is_an_argument() {
 #[test]
 fn the_error_for_a_file_that_is_too_large_has_the_limit() {
     let node = Node::new();
-    let file = node.file("kubeconfig", "");
-    File::options().write(true).open(&file).expect("opened").set_len((1 << 20) + 1).expect("grown");
-    let (code, message) = refusal(&call("ADD", &json!({"kubernetes": {"kubeconfig": file}})));
-    assert!(code == 5 && message.contains("expected at most 1048576 bytes, got more"), "{message}");
+    for (file, limit, key, path, expected) in [
+        ("kubeconfig", 1 << 20, "kubeconfig", "kubeconfig", 5),
+        ("manifests/pod.yaml", 4 << 20, "manifests_dir", "manifests", 7),
+    ] {
+        let file = File::options().write(true).open(node.file(file, "")).expect("opened");
+        file.set_len(limit + 1).expect("grown");
+        let (code, message) = refusal(&call("ADD", &json!({"kubernetes": {key: node.path(path)}})));
+        let part = format!("expected at most {limit} bytes, got more");
+        assert!(code == expected && message.contains(&part), "{code} {message}");
+    }
 }

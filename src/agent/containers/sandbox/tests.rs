@@ -317,25 +317,33 @@ fn only_a_container_without_an_element_from_before_the_registration_had_started_
 
 #[test]
 fn only_a_new_pod_is_reported_while_the_agent_is_not_registered() {
-    let now = Instant::now();
-    let long_ago = now.checked_sub(2 * GRACE).expect("the machine has run for a while");
     let why = "container vault started captured: the agent is not registered at the container runtime: no socket";
-    let (new, old, bypassing, none) = (Some(now), long_ago.checked_sub(GRACE), true, &[]);
-    for (case, excluding_since, since, cause, live, expected) in [
-        ("new", new, long_ago, Some("no socket"), !bypassing, [why].as_slice()),
+    // For how long the pod excludes containers, and the agent is not connected.
+    let (new, old, now, long_ago) = (Duration::ZERO, 3 * GRACE, Duration::ZERO, 2 * GRACE);
+    let (captured, bypassing, fails, none) = (Some([].as_slice()), Some(["1"].as_slice()), None, &[]);
+    for (case, known, disconnected, cause, found, expected) in [
+        ("new", new, long_ago, Some("no socket"), captured, [why].as_slice()),
         ("bypassing", new, long_ago, Some("no socket"), bypassing, none),
-        ("from before the end of the connection", old, long_ago, Some("no socket"), !bypassing, none),
-        ("the runtime restarts", new, now, Some("no socket"), !bypassing, none),
-        ("the agent has just started", new, long_ago, None, !bypassing, none),
+        ("from before the end of the connection", old, long_ago, Some("no socket"), captured, none),
+        ("the runtime restarts", new, now, Some("no socket"), captured, none),
+        ("a check that fails", new, long_ago, Some("no socket"), fails, none),
+        ("the agent has just started", new, long_ago, None, captured, none),
     ] {
         let mut scene = Scene::unchecked();
-        scene.connection = Connection::Disconnected { why: cause.map(str::to_owned), since };
-        scene.sandbox.excluding_since = excluding_since;
-        if live {
+        // For each case anew, because the grace period begins here.
+        let started = Instant::now();
+        let before = |time| started.checked_sub(time).expect("the machine has run for a while");
+        let (why, since) = (cause.map(str::to_owned), before(disconnected));
+        scene.connection = Connection::Disconnected { why, since };
+        scene.sandbox.excluding_since = Some(before(known));
+        if found == bypassing {
             scene.set(Stage::Started, "1");
         }
         for _ in 0..2 {
-            scene.apply(if live { &["1"] } else { &[] }, &[]);
+            match found {
+                Some(ids) => scene.apply(ids, &[]),
+                None => scene.fail("gone"),
+            }
         }
         assert_eq!(scene.events(), expected, "{case}");
         assert_eq!(scene.pause(), CHECK_INTERVAL, "{case}: the runtime does not report its containers");

@@ -57,11 +57,9 @@ func run(socket, pods, padding string) error {
 	if err != nil {
 		return err
 	}
-	if size > 0 {
-		// A busy machine needs seconds for a long list.
-		adaptation.SetPluginRegistrationTimeout(time.Minute)
-		adaptation.SetPluginRequestTimeout(time.Minute)
-	}
+	// A busy machine needs seconds for a call.
+	adaptation.SetPluginRegistrationTimeout(time.Minute)
+	adaptation.SetPluginRequestTimeout(time.Minute)
 	first := true
 	synchronize := func(ctx context.Context, send adaptation.SyncCB) error {
 		if first {
