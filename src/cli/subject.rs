@@ -204,8 +204,8 @@ impl NetnsArguments {
         let node = || NodeSnapshot::take(root);
         let found = match (pod, &self.container, &self.pod_uid) {
             (Some(pod), ..) => Some(find_pod(root, pod, command)?),
-            (None, Some(id), _) => Some(or_error(node()?.of_container(id)?, &format!("container {id}"))?),
-            (None, None, Some(uid)) => Some(or_error(node()?.of_uid(uid)?, &format!("pod {uid}"))?),
+            (None, Some(id), _) => Some(found_or_error(node()?.of_container(id)?, &format!("container {id}"))?),
+            (None, None, Some(uid)) => Some(found_or_error(node()?.of_uid(uid)?, &format!("pod {uid}"))?),
             (None, None, None) => None,
         };
         if let Some(found) = found {
@@ -237,7 +237,8 @@ fn find_pod(root: &Path, pod: &Pod, command: &str) -> Result<FoundNetns, Error> 
         return Err(failed("no rules: the pod uses its node's network (spec.hostNetwork)"));
     }
     let uid = pod.uid_on_node().ok_or_else(|| failed("can't find the pod on its node: metadata.uid is missing"))?;
-    let found = NodeSnapshot::take(root).and_then(|node| or_error(node.of_pod(pod)?, &format!("pod {name} ({uid})")));
+    let found =
+        NodeSnapshot::take(root).and_then(|node| found_or_error(node.of_pod(pod)?, &format!("pod {name} ({uid})")));
     found.map_err(|error| Error { msg: format!("{}; {}", error.msg, node_hint(pod, command)), ..error })
 }
 
@@ -246,7 +247,7 @@ fn is_name(path: &Path) -> bool {
     path.components().count() == 1 && path.is_relative()
 }
 
-fn or_error(found: Option<FoundNetns>, object: &str) -> Result<FoundNetns, Error> {
+fn found_or_error(found: Option<FoundNetns>, object: &str) -> Result<FoundNetns, Error> {
     let msg = || format!("{object}: not found on this node: it has neither a cached CNI result nor a process here");
     found.ok_or_else(|| Error::new(Code::InvalidNetns, msg()))
 }

@@ -136,7 +136,7 @@ impl Error {
 
     /// Returns the error with a place before its message.
     #[must_use]
-    pub fn within(self, place: impl Display) -> Self {
+    pub fn at(self, place: impl Display) -> Self {
         Self { msg: format!("{place}: {}", self.msg), ..self }
     }
 

@@ -149,7 +149,7 @@ impl NodeConf {
     /// # Errors
     /// [`Code::InvalidConfig`] with `place`, the key and the expected values.
     pub fn parse(place: &str, text: &[u8]) -> Result<(Self, Vec<String>), Error> {
-        let with_place = |error: Error| error.within(place);
+        let with_place = |error: Error| error.at(place);
         let not_json =
             |error| Error::new(Code::InvalidConfig, format!("{place}: invalid JSON: {}", json_error(&error)));
         match serde_json::from_slice(text).map_err(not_json)? {

@@ -102,7 +102,7 @@ pub fn beside(path: &Path) -> Option<PathBuf> {
 /// [`Code::InvalidConfig`] or [`Code::Io`]: a file is invalid or can't be read.
 pub fn auxiliary_chain(directory: &Path, version: &str) -> Result<Vec<(PathBuf, RunnableConfiguration)>, Error> {
     let name = directory.file_name().unwrap_or_default().to_string_lossy();
-    let place = |error: Error| error.within("auxiliaryCNIChainName");
+    let place = |error: Error| error.at("auxiliaryCNIChainName");
     let configuration = |(file, plugin): (PathBuf, Value)| {
         let configuration = chained_plugin(&shown(&file), &plugin, &name, version)?;
         Ok((file.clone(), of_file(configuration, &file)))

@@ -75,13 +75,13 @@ pub fn resolve(
     let selections: Vec<_> = references.iter().map(|one| (one.place.clone(), one.selection.as_ref())).collect();
     let interfaces = interface_names(ifname, &selections)?;
     let with_pod = |error: Error| match pod {
-        Some(Pod { namespace, name, .. }) => error.within(format_args!("networks of pod {namespace}/{name}")),
+        Some(Pod { namespace, name, .. }) => error.at(format_args!("networks of pod {namespace}/{name}")),
         None => error,
     };
     let definitions = look_up(cluster, &references).map_err(with_pod)?;
     for (reference, interface) in references.into_iter().zip(interfaces) {
         let Reference { place, source, selection } = reference;
-        let in_place = |error: Error| error.within(&place);
+        let in_place = |error: Error| error.at(&place);
         let mut name = None;
         let configuration = match source {
             Source::Delegate(value) => RunnableConfiguration::parse(&place, &value.to_string(), None)
@@ -239,7 +239,7 @@ pub fn configuration(
     }
     if definition.config.trim().is_empty() {
         files::named(conf_dir, &definition.object.name, warnings)
-            .map_err(|error| error.within(format_args!("{place}: spec.config is empty, searched confDir")))
+            .map_err(|error| error.at(format_args!("{place}: spec.config is empty, searched confDir")))
     } else {
         let place = format!("{place}: spec.config");
         let configuration = RunnableConfiguration::parse(&place, &definition.config, Some(&definition.object.name))?;

@@ -197,7 +197,7 @@ pub fn validate(conf: &NetConf, node: TargetNode<'_>) -> Result<Vec<String>, Err
     if let Some(Primary { default: DefaultNetwork::Delegates(delegates), in_process_types, .. }) = &conf.primary {
         for (i, delegate) in delegates.iter().enumerate() {
             let place = format!("delegates[{i}]");
-            let about = |error: Error| error.within(&place);
+            let about = |error: Error| error.at(&place);
             let list = RunnableConfiguration::parse(&place, &delegate.to_string(), None)?;
             for plugin in &list.plugins {
                 let kind = plugin.kind();

@@ -52,7 +52,7 @@ impl ParsedBounds {
     /// # Errors
     /// A grant is invalid, or two blocks of a sub-plugin have grants ([`Code::InvalidConfig`]).
     pub(super) fn parse(bounds: &Bounds) -> Result<Self, Error> {
-        let with_author = |error: Error| error.within(&bounds.set_by);
+        let with_author = |error: Error| error.at(&bounds.set_by);
         let parse = |place: &str, allow: &Value| {
             Allow::parse(place, allow, &bounds.set_by).map_err(|error| with_author(error).naming_network())
         };

@@ -204,10 +204,10 @@ async fn connect(path: &Path) -> Result<UnixStream, String> {
     let stream = UnixStream::connect(directory.join(name)).await.map_err(|error| match error.kind() {
         ErrorKind::NotFound => NOT_FOUND.to_owned(),
         _ => format!(
-            "the runtime does not accept connections; check that it runs, and the path in --nri-socket: {error}"
+            "the runtime does not accept connections: {error}; check that it runs, and the path in --nri-socket"
         ),
     })?;
-    let owner = stream.peer_cred().map_err(|error| error.to_string())?.uid();
+    let owner = stream.peer_cred().map_err(|error| format!("can't identify the listener: {error}"))?.uid();
     if !is_trusted(owner) {
         return Err(format!("expected root as listener on the socket, got UID {owner}; remove the socket"));
     }

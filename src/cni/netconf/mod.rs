@@ -53,7 +53,7 @@ pub fn has_only_inlined(list: &Map<String, Value>) -> bool {
 /// # Errors
 /// The text is not JSON, has no plugin of these types or more than one, or the plugin's configuration is invalid.
 pub fn configuration(place: &Path, text: &[u8]) -> Result<NetConf, Error> {
-    let with_place = |error: Error| error.within(place.display());
+    let with_place = |error: Error| error.at(place.display());
     let value: Value = serde_json::from_slice(text).map_err(|error| {
         let what = if text.starts_with(BYTE_ORDER_MARK) { ": byte order mark at the start" } else { "" };
         with_place(Error::new(Code::Decode, format!("invalid JSON: {}{what}", json_error(&error))))

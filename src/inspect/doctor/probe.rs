@@ -27,8 +27,8 @@ const DNS_PORT: u16 = 53;
 const UNUSED_UIDS: [u32; 2] = [65534, 2_000_000_001];
 const DETOURED: &str = "follow such a packet rule by rule with detour trace; see rules-first and rules-equal";
 
-/// The means of the probes: policy, rules, users and the token.
-struct Range<'a> {
+/// What the probes need: policy, rules and users.
+struct Probes<'a> {
     policy: &'a Policy,
     view: RulesetView,
     own: Vec<IpAddr>,
@@ -43,25 +43,25 @@ struct Range<'a> {
 
 /// Sends a connection and a DNS query that the policy sends to the sidecar.
 pub(super) fn captured(findings: &Findings<'_>) -> CheckVerdict {
-    probe(findings, |range| range.probe(&range.users, |arrival| matches!(arrival, Arrival::Sidecar(_))))
+    probe(findings, |probes| probes.run(&probes.users, |arrival| matches!(arrival, Arrival::Sidecar(_))))
 }
 
 /// Sends a connection and a DNS query of users that exclusions name.
 pub(super) fn excluded(findings: &Findings<'_>) -> CheckVerdict {
-    probe(findings, |range| range.probe(&range.owners, |arrival| arrival == Arrival::Direct))
+    probe(findings, |probes| probes.run(&probes.owners, |arrival| arrival == Arrival::Direct))
 }
 
 /// Sends probes from the pod's network namespace.
-fn probe(findings: &Findings<'_>, send: fn(&Range<'_>) -> CheckVerdict) -> CheckVerdict {
+fn probe(findings: &Findings<'_>, send: fn(&Probes<'_>) -> CheckVerdict) -> CheckVerdict {
     let (Some(found), Some(policy)) = (findings.found(), findings.policy()) else {
         return CheckVerdict::not_checked(NO_ATTACHMENT);
     };
-    let work = || Range::of(policy, findings.pod()).map(|range| send(&range));
+    let work = || Probes::of(policy, findings.pod()).map(|probes| send(&probes));
     let verdict = found.open().and_then(|netns| netns.enter(LOCK_TIMEOUT, work));
     verdict.unwrap_or_else(|error| CheckVerdict::not_checked(error.to_string()))
 }
 
-impl<'a> Range<'a> {
+impl<'a> Probes<'a> {
     fn of(policy: &'a Policy, pod: Option<&Pod>) -> Result<Self, Error> {
         let known = pod.into_iter().flat_map(|pod| pod.all_containers().map(move |container| (pod, container)));
         let known = known.filter_map(|(pod, container)| {
@@ -105,7 +105,7 @@ impl<'a> Range<'a> {
     }
 
     /// Sends a connection and a DNS query of each address family whose destination, according to the policy, `is_wanted`.
-    fn probe(&self, users: &[ProbeUser], is_wanted: fn(Arrival) -> bool) -> CheckVerdict {
+    fn run(&self, users: &[ProbeUser], is_wanted: fn(Arrival) -> bool) -> CheckVerdict {
         let to = |ips: Vec<IpAddr>, port| ips.into_iter().map(move |ip| SocketAddr::new(ip, port));
         let tcp = to(self.nowhere(), 20_000 + (self.random % 10_000) as u16).map(|to| (to, Protocol::Tcp));
         let dns = to(self.resolvers(), DNS_PORT).map(|to| (to, Protocol::Udp));

@@ -261,7 +261,7 @@ impl Invocation {
 
     /// Returns the error with the name of this invocation.
     pub(super) fn about(&self, error: Error) -> Error {
-        error.within(self.label())
+        error.at(self.label())
     }
 }
 

@@ -50,7 +50,7 @@ fn govern(
     let own: Vec<&str> = primary.in_process_types.iter().map(String::as_str).chain([PROGRAM]).collect();
     let governed = configuration.changed(&place, |text| {
         let governed = node.govern_all(text, &own);
-        let governed = governed.map_err(|error| error.within(&place))?;
+        let governed = governed.map_err(|error| error.at(&place))?;
         Ok(governed.map(|(text, ignored)| {
             warnings.extend(ignored.into_iter().map(|ignored| format!("{place}: {ignored}")));
             text

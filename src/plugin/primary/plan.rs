@@ -190,7 +190,7 @@ impl InProcessAttachment {
     /// [`Code::InvalidConfig`]: its configuration is invalid.
     pub(super) fn of(node: &NetConf, network: &PodNetwork) -> Result<Self, Error> {
         let name = network.name.clone();
-        let about = |error: Error| error.within(format_args!("network {name}"));
+        let about = |error: Error| error.at(format_args!("network {name}"));
         let own = NetConf::parse(network.configuration.text.as_bytes(), CniCommand::Add, "").map_err(about)?;
         if own.primary.is_some() {
             return Err(about(primary_in_attachment()));

@@ -40,7 +40,7 @@ fn a_file_that_is_no_socket_is_reported() {
     let (_directory, path) = socket_path();
     fs::write(&path, "").expect("written");
     let plugin = Plugin::start(&path);
-    assert!(plugin.next_failure().contains("check that it runs, and the path in --nri-socket: "));
+    assert!(plugin.next_failure().ends_with("; check that it runs, and the path in --nri-socket"));
 }
 
 #[test]
@@ -55,7 +55,9 @@ fn a_runtime_that_has_ended_is_reported_and_a_new_one_is_used() {
     assert_eq!(peer.call("Shutdown", &[]), EMPTY);
     drop(peer);
     assert!(plugin.next_failure().ends_with("the runtime closed the connection; if it does not restart, see its log"));
-    assert!(plugin.next_failure().contains("the runtime does not accept connections; check that it runs"));
+    let refused = plugin.next_failure();
+    assert!(refused.contains("the runtime does not accept connections: Connection refused"), "{refused}");
+    assert!(refused.ends_with("check that it runs, and the path in --nri-socket"), "{refused}");
     let runtime = Runtime::listen(&path);
     let running = [container("c", "p"), integer(4, 3)].concat();
     let mut peer = runtime.register(&[bytes(1, pod("p")), bytes(2, running)].concat());
