@@ -18,7 +18,6 @@ use detour_cni::pod::PodRef;
 use detour_cni::trusted_file::read_trusted;
 use std::cell::RefCell;
 use std::net::SocketAddr;
-use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -80,11 +79,11 @@ pub(super) struct AgentArguments {
 }
 
 impl AgentArguments {
-    pub(super) fn run(&self) -> Result<ExitCode> {
+    pub(super) fn run(&self) -> Result<()> {
         run_tasks(self.keep()).context("can't create the agent's event loop").flatten()
     }
 
-    async fn keep(&self) -> Result<ExitCode> {
+    async fn keep(&self) -> Result<()> {
         logging::start(LogLevel::Info, None, &[], None);
         let node = self.install.node()?;
         tracing::info!("{}", self.install.describe_platform(&node));
@@ -134,8 +133,7 @@ impl AgentArguments {
             account: account.ok(),
             own_pod: self.own_pod(),
         };
-        run(job).await.map_err(|why| anyhow!(why))?;
-        Ok(ExitCode::SUCCESS)
+        run(job).await.map_err(|why| anyhow!(why))
     }
 
     /// Returns the agent's own pod from the environment variables of the downward API, `None` outside of a pod.

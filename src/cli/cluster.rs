@@ -12,13 +12,15 @@ use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, NO_CREDENTIALS, Subj
 use detour_cni::plugin::node::{self, InstalledText};
 use detour_cni::pod::{Facts, Pod, PodRef};
 use detour_cni::trusted_file;
+use std::env;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, stdin};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use std::{env, fs};
 
+/// The heading of options that select objects or files of the node on which the command runs; `kubectl detour` hides them.
+pub(super) const ON_NODE: &str = "Options on the node";
 /// The configuration without `--config`.
 pub(super) const DEFAULT_CONF: &str = r#"{"cniVersion": "1.1.0", "name": "istio-cni", "type": "detour"}"#;
 /// The timeout of a request.
@@ -55,7 +57,7 @@ impl ClusterArguments {
         for path in &self.configs {
             let reached = on_node(root, path)?;
             if !reached.is_dir() {
-                all.push(AppliedConf::parse(path, &read(&reached, path)?).map_err(CommandError::Input)?);
+                all.push(AppliedConf::parse(path, &read(&reached, path)?).map_err(CommandError::input)?);
                 continue;
             }
             let mut names = trusted_file::names_in(&reached).map_err(|error| read_failed(path, &error))?;
@@ -66,7 +68,7 @@ impl ClusterArguments {
                 match AppliedConf::parse(&place, &text) {
                     // The directory has configurations of other plugins, too.
                     Err(_) if !mentions_own_type(&text) => {}
-                    parsed => all.push(parsed.map_err(CommandError::Input)?),
+                    parsed => all.push(parsed.map_err(CommandError::input)?),
                 }
             }
         }
@@ -126,7 +128,7 @@ pub(super) fn named_pod(namespace: Option<&str>, name: &str) -> Result<PodRef, C
 #[derive(Debug, Clone, Args)]
 pub(super) struct NodeArguments {
     /// Directory at which the node's file system, or the required part of it, is mounted: /host in the agent's container
-    #[arg(long, value_name = "DIR", default_value = "/")]
+    #[arg(long, value_name = "DIR", default_value = "/", help_heading = ON_NODE)]
     root: PathBuf,
 }
 
@@ -242,15 +244,6 @@ fn installed(pod: &Pod, root: &Path) -> Result<(Vec<InstalledText>, Option<Strin
         return Err(format!("no configuration is installed on node {node}{reason}"));
     }
     Ok((texts, reason))
-}
-
-/// Checks that the file or directory of a flag exists.
-///
-/// # Errors
-/// `stat` fails.
-pub(super) fn check_exists(flag: &str, path: &Path) -> Result<(), CommandError> {
-    let failed = |why| CommandError::Usage(format!("{flag} {}: {why}", path.display()));
-    fs::metadata(path).map(|_| ()).map_err(failed)
 }
 
 pub(super) fn read_failed(path: &Path, why: &dyn Display) -> CommandError {

@@ -25,17 +25,17 @@ pub(super) enum CommandError {
     /// The arguments are invalid; the message refers to `--help`.
     Usage(String),
     /// A file or an object that the arguments name is missing or malformed.
-    Input(Error),
+    Input(anyhow::Error),
     /// The operation failed, or found a problem.
-    Failed(Error),
+    Failed(anyhow::Error),
 }
 
 impl CommandError {
-    pub(super) fn code(&self) -> ExitCode {
-        ExitCode::from(self.number())
+    pub(super) fn input(error: impl Into<anyhow::Error>) -> Self {
+        Self::Input(error.into())
     }
 
-    const fn number(&self) -> u8 {
+    pub(super) const fn code(&self) -> u8 {
         match self {
             Self::Usage(_) | Self::Input(_) => 2,
             Self::Failed(_) => 1,
@@ -45,7 +45,13 @@ impl CommandError {
 
 impl From<Error> for CommandError {
     fn from(error: Error) -> Self {
-        Self::Failed(error)
+        Self::Failed(error.into())
+    }
+}
+
+impl From<anyhow::Error> for CommandError {
+    fn from(error: anyhow::Error) -> Self {
+        error.downcast().unwrap_or_else(Self::Failed)
     }
 }
 
@@ -53,7 +59,7 @@ impl Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usage(message) => write!(f, "{message}; see --help"),
-            Self::Input(error) | Self::Failed(error) => error.fmt(f),
+            Self::Input(error) | Self::Failed(error) => write!(f, "{error:#}"),
         }
     }
 }
@@ -85,7 +91,7 @@ impl OutputArguments {
 
     /// Renders an error for programs that read JSON or YAML; `None` for a table.
     pub(super) fn render_error(self, error: &CommandError) -> Option<Text> {
-        let report = ErrorReport { error: without_secrets(&error.to_string()), exit_code: error.number() };
+        let report = ErrorReport { error: without_secrets(&error.to_string()), exit_code: error.code() };
         (self.output != Format::Table).then(|| render(&report, self.output, screen()).ok()).flatten()
     }
 }

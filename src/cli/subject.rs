@@ -1,10 +1,10 @@
 //! The arguments that several commands share: those that select a pod and a configuration, and those that select
 //! a network namespace on this node.
 
-use super::cluster::{ClusterArguments, NodeArguments, on_node, read_failed, read_text};
+use super::cluster::{ClusterArguments, NodeArguments, ON_NODE, on_node, read_failed, read_text};
 use super::kubectl::Kubectl;
 use super::output::CommandError;
-use super::print_error;
+use super::print_message;
 use clap::Args;
 use detour_cni::cni::{Code, DEFAULT_INTERFACE, Error};
 use detour_cni::firewall::{Destination, Sender};
@@ -16,7 +16,6 @@ use detour_cni::state::{ROOT, Store};
 use detour_cni::trusted_file::names_in;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 /// The extensions of the files that `--definitions DIR` reads.
 const MANIFEST_EXTENSIONS: [&str; 3] = [".yaml", ".yml", ".json"];
@@ -102,17 +101,17 @@ impl SubjectArguments {
                 let namespace = self.namespace_file.as_ref().map(read).transpose()?;
                 let texts = ManifestTexts { pods: read(file)?, namespace, definitions };
                 let selector = PodSelector { namespace: self.cluster.namespace.as_deref(), name: name.as_deref() };
-                let mut manifest = PodManifest::read(&texts, &selector).map_err(CommandError::Input)?;
+                let mut manifest = PodManifest::read(&texts, &selector).map_err(CommandError::input)?;
                 if self.cluster.configs.is_empty() {
                     // Multus runs the definitions.
                     manifest = manifest.without_devices();
                 }
                 if let Some(skipped) = manifest.skipped() {
                     let note = format_args!("{}: skipped objects without a pod: {skipped}", file.display());
-                    print_error(note, ExitCode::SUCCESS);
+                    print_message("note", note);
                 }
                 if only_one {
-                    manifest.one().map_err(CommandError::Input)?;
+                    manifest.one().map_err(CommandError::input)?;
                 }
                 let subject = |pod| manifest.subject(pod, &configurations);
                 Ok(manifest.pods.iter().map(subject).collect::<Result<_, _>>()?)
@@ -137,14 +136,11 @@ fn manifest_files(path: &Path) -> Result<Vec<PathBuf>, CommandError> {
 #[derive(Debug, Args)]
 pub(super) struct NetnsArguments {
     /// Use the network namespace of this process
-    #[arg(long, value_name = "PID")]
+    #[arg(long, value_name = "PID", help_heading = ON_NODE)]
     pid: Option<u32>,
     /// Use the network namespace of this container: its ID, or the beginning of the ID
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", help_heading = ON_NODE)]
     container: Option<String>,
-    /// Use the network namespace of the pod with this UID, without an API request
-    #[arg(long, value_name = "UID")]
-    pod_uid: Option<String>,
     #[command(flatten)]
     pub(super) place: NodeArguments,
 }
@@ -185,7 +181,7 @@ fn outside(to: IpAddr) -> IpAddr {
 impl NetnsArguments {
     /// Whether an option selects a network namespace.
     pub(super) const fn is_given(&self) -> bool {
-        self.pid.is_some() || self.container.is_some() || self.pod_uid.is_some()
+        self.pid.is_some() || self.container.is_some()
     }
 
     /// Reads the live rules of `pod`, of `netns` (a path, or a name in /run/netns), or of what the options select. `command`
@@ -201,12 +197,13 @@ impl NetnsArguments {
     ) -> Result<LiveRules, CommandError> {
         let root = self.place.root()?;
         let store = Store::new(root.join(ROOT.trim_start_matches('/')));
-        let node = || NodeSnapshot::take(root);
-        let found = match (pod, &self.container, &self.pod_uid) {
-            (Some(pod), ..) => Some(find_pod(root, pod, command)?),
-            (None, Some(id), _) => Some(found_or_error(node()?.of_container(id)?, &format!("container {id}"))?),
-            (None, None, Some(uid)) => Some(found_or_error(node()?.of_uid(uid)?, &format!("pod {uid}"))?),
-            (None, None, None) => None,
+        let found = match (pod, &self.container) {
+            (Some(pod), _) => Some(find_pod(root, pod, command)?),
+            (None, Some(id)) => {
+                let found = NodeSnapshot::take(root)?.of_container(id)?;
+                Some(found_or_error(found, &format!("container {id}"))?)
+            }
+            (None, None) => None,
         };
         if let Some(found) = found {
             return Ok(LiveRules::of_found(&found, &store)?);
@@ -222,9 +219,9 @@ impl NetnsArguments {
                 let live = if command.starts_with("trace") { "--live " } else { "" };
                 let hint =
                     format!("`ip netns` lists names; to select a pod, use {live}-n NAMESPACE {}", name.display());
-                CommandError::Input(Error { msg: format!("{}; {hint}", error.msg), ..error })
+                CommandError::input(Error { msg: format!("{}; {hint}", error.msg), ..error })
             }
-            Some(_) => CommandError::Input(error),
+            Some(_) => CommandError::input(error),
             None => error.into(),
         })
     }

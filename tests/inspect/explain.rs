@@ -315,18 +315,6 @@ fn dialect_iptables_fails_for_a_pod_with_its_own_users() {
 }
 
 #[test]
-fn an_exclusion_of_inbound_ports_that_are_not_captured_is_a_warning() {
-    let some: fn(&mut Value, &mut Value) = |pod, _| {
-        annotate(pod, "traffic.sidecar.istio.io/includeInboundPorts", "8080");
-        annotate(pod, "traffic.sidecar.istio.io/excludeInboundPorts", "9090");
-    };
-    let all: fn(&mut Value, &mut Value) =
-        |pod, _| annotate(pod, "traffic.sidecar.istio.io/excludeInboundPorts", "9090");
-    let warns = |name, case| explain(name, case, &["-o", "json"]).stdout.contains("inbound-exclusion-without-effect");
-    assert_eq!([warns("some-inbound", some), warns("all-inbound", all)], [true, false]);
-}
-
-#[test]
 fn a_configuration_without_a_source_of_facts_fails_as_in_an_add() {
     let without: fn(&mut Value, &mut Value) = |_, conf| conf["kubernetes"]["kubeconfig"] = Value::Null;
     let run = explain("without-source", without, &["-o", "json"]);

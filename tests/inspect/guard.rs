@@ -85,7 +85,7 @@ fn trace_ends_at_the_guard_where_no_redirection_is() {
         ("inbound", "10.0.0.2:15021/tcp", "direct", "direct", ""),
     ];
     for (from, to, redirected, missing, chain) in packets {
-        let arguments = ["--pod-ip", "10.0.0.2", "--from", from, "--to", to];
+        let arguments = ["--from", from, "--to", to];
         for (redirects, expected) in [(true, redirected), (false, missing)] {
             let text = run("trace", &pod(), &conf(redirects), &arguments).stdout;
             assert!(text.lines().next().is_some_and(|line| line.ends_with(expected)), "{from} to {to}: {text}");

@@ -90,7 +90,7 @@ fn the_picture_shows_lost_traffic_and_a_legend_of_what_occurs() {
     assert!(!svg.contains(">bypass<"), "nothing bypasses the sidecar: {svg}");
 }
 
-/// The size of the font, and the width of a character in it, both in tenths of a pixel, of the classes in `picture.css`.
+/// The size of the font, and the width of a character in it, both in tenths of a pixel, of the classes in `picture.svg`.
 const FONTS: [(&str, i32, i32); 7] = [
     ("title", 220, 125),
     ("head", 110, 80),

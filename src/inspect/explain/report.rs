@@ -99,7 +99,7 @@ impl Explanation {
             add_fails: Some(error.to_string()),
             network: subject.conf.name.clone(),
             configuration: subject.origin.clone(),
-            networks: networks_of(subject, &[]),
+            networks: networks_of(subject),
             decision: "not redirected: it does not start".to_owned(),
             warnings: vec![Warning::new(ADD_FAILS, error.to_string(), "")],
             ..Self::default()
@@ -166,7 +166,7 @@ pub fn explain(subject: &Subject) -> Result<Explanation, Error> {
         network: subject.conf.name.clone(),
         configuration: subject.origin.clone(),
         rule_format: redirect.map(|_| planned_format(subject)),
-        networks: networks_of(subject, &evaluations),
+        networks: networks_of(subject),
         redirected: redirect.is_some(),
         decision: decisive.map_or_else(|| NO_CHAIN.to_owned(), Evaluation::decision),
         considered: decisive.map(|decisive| conditions(subject, decisive)).unwrap_or_default(),
@@ -309,22 +309,17 @@ pub struct NetworkReport {
     /// How the plugin runs it: `delegate` for executables that create an interface, `chain` for an executable that gets
     /// the default network's result, `in-process` for sub-plugins.
     pub runs: &'static str,
-    /// Whether and why it redirects the pod; `None` unless it runs in-process.
-    pub decision: Option<String>,
-    /// The number of its exclusions, including those of containers.
-    pub exclusions: usize,
     /// The file or definition to which the pod's selection leads; `None` for networks of the node's configuration.
     pub leads_to: Option<String>,
 }
 
 /// Returns the networks of a pod: those of a primary plugin, and those that its annotation selects.
-fn networks_of(subject: &Subject, evaluations: &[Evaluation<'_>]) -> Vec<NetworkReport> {
+fn networks_of(subject: &Subject) -> Vec<NetworkReport> {
     let previewed = subject.networks.iter().flat_map(|preview| &preview.networks);
     let mut all: Vec<NetworkReport> =
-        previewed.map(|(network, runner)| NetworkReport::of(network, *runner, subject, evaluations)).collect();
-    let is_known = |name: &str, all: &[NetworkReport]| all.iter().any(|one| one.name == name);
+        previewed.map(|(network, runner)| NetworkReport::of(network, *runner, &subject.selected)).collect();
     for SelectedNetwork { name, leads_to } in &subject.selected {
-        if !is_known(name, &all) {
+        if all.iter().all(|known| known.name != *name) {
             let (name, leads_to) = (name.clone(), Some(leads_to.text()));
             all.push(NetworkReport { name, selected_by: "pod", leads_to, ..NetworkReport::default() });
         }
@@ -333,10 +328,7 @@ fn networks_of(subject: &Subject, evaluations: &[Evaluation<'_>]) -> Vec<Network
 }
 
 impl NetworkReport {
-    fn of(network: &PodNetwork, runner: NetworkRunner, subject: &Subject, evaluations: &[Evaluation<'_>]) -> Self {
-        let is_own =
-            |one: &&Evaluation<'_>| one.attachment == Some(network.name.as_str()) && runner == NetworkRunner::Here;
-        let own = evaluations.iter().find(is_own);
+    fn of(network: &PodNetwork, runner: NetworkRunner, selected: &[SelectedNetwork]) -> Self {
         let types = network.configuration.types().filter(|kind| *kind != UNREAD);
         Self {
             name: network.name.clone(),
@@ -348,12 +340,7 @@ impl NetworkReport {
                 NetworkRunner::Chain => "chain",
                 NetworkRunner::Here => "in-process",
             },
-            decision: own.map(|own| match has_redirect(&own.conf.chain) {
-                true => own.decision(),
-                false => "no istio-redirect in its sub-plugin chain".to_owned(),
-            }),
-            exclusions: own.map_or(0, |own| own.policy().exclusion_count()),
-            leads_to: subject.selected.iter().find(|one| one.name == network.name).map(|one| one.leads_to.text()),
+            leads_to: selected.iter().find(|one| one.name == network.name).map(|one| one.leads_to.text()),
         }
     }
 
@@ -368,11 +355,6 @@ impl NetworkReport {
             Some(lead) => format!("→ {lead}"),
             None => format!("selected by {}", self.selected_by),
         };
-        vec![
-            Cell::of(&self.name).tone(Tone::Strong),
-            Cell::of(leads_to).tone(Tone::Faint),
-            Cell::of(runs),
-            Cell::of(self.decision.as_deref().unwrap_or_default()),
-        ]
+        vec![Cell::of(&self.name).tone(Tone::Strong), Cell::of(leads_to).tone(Tone::Faint), Cell::of(runs)]
     }
 }
