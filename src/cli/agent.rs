@@ -21,10 +21,7 @@ use std::net::SocketAddr;
 
 const EXAMPLES: &str = "\
 Examples:
-  detour agent --platform openshift --root /host --health-address 0.0.0.0:8000
-        run in a DaemonSet that mounts the node's directories below /host
-  detour agent --root /host --on-exit auto --daemon-set detour-agent
-        remove the plugin from the node when the DaemonSet is deleted";
+  detour agent --platform openshift --root /host --health-address 0.0.0.0:8000";
 
 /// Limit for the kubeconfig that the agent wrote, which has a few KiB.
 const MAX_KUBECONFIG: u64 = 1 << 20;
@@ -91,7 +88,7 @@ impl AgentArguments {
         let metrics = Metrics::default();
         // Its requests share one connection.
         let account = self.install.account().map(|account| account.on_node(self.node_name()).for_tasks());
-        let account_for = |flag: &str| account.clone().map_err(|why| CommandError::Usage(format!("{flag}: {why}")));
+        let account_for = |flag: &str| account.clone().map_err(|why| CommandError::usage(format!("{flag}: {why}")));
         let flag = "--plugin-service-account";
         let plugin_token = match self.plugin_service_account.as_ref().filter(|name| !name.is_empty()) {
             Some(name) => {
@@ -169,7 +166,7 @@ impl AgentArguments {
 
 /// Returns a reference to an object in the namespace of the agent's pods.
 fn own_object(flag: &str, name: &str) -> Result<ObjectRef, CommandError> {
-    let unknown = || CommandError::Usage(format!("{flag} {name}: unknown namespace; set the variable POD_NAMESPACE"));
+    let unknown = || CommandError::usage(format!("{flag} {name}: unknown namespace; set the variable POD_NAMESPACE"));
     Ok(ObjectRef { namespace: agent_namespace().ok_or_else(unknown)?, name: name.to_owned() })
 }
 

@@ -19,8 +19,6 @@ use std::process::ExitCode;
 const EXPLAIN_EXAMPLES: &str = "\
 Examples:
   kubectl get pod -n shop web-0 -o yaml | detour explain -f - --config istio-cni.conf
-  detour explain -f pod.yaml --config 00-detour.conf --definitions definitions/ -o json
-        combine all attachments of the pod, as the primary plugin does
   istioctl kube-inject -f web.yaml | detour explain -f - deployment/web
         explain a pod template (Deployment, CronJob, ...) in the file; without a name, all of them
   detour explain -f pod.yaml --rules nft | nft --check -f -
@@ -143,14 +141,14 @@ pub(super) fn run_trace(arguments: &TraceArguments) -> Result<CommandOutput, Com
         && address.is_ipv4() != to.address.is_ipv4()
     {
         let msg = format!("expected two IPv4 or two IPv6 addresses, got --from {address} and --to {}", to.address.ip());
-        return Err(CommandError::Usage(msg));
+        return Err(CommandError::usage(msg));
     }
     let root = arguments.namespace.place.root()?;
     let is_live = arguments.live || arguments.netns.is_some() || arguments.namespace.is_given();
     let resolve = |pod: Option<&Pod>| sender.resolve(pod).map_err(CommandError::input);
     let container = sender.container.as_deref();
     let report = if is_live {
-        let pod = if arguments.live { Some(arguments.subject.live_pod(root)?) } else { None };
+        let pod = arguments.subject.live_pod(root)?;
         let from = resolve(pod.as_ref())?;
         let command = format!("trace --live --from '{}' --to '{}/{}'", sender.text, to.address, to.protocol);
         let rules = arguments.namespace.read(pod.as_ref(), arguments.netns.as_deref(), &command)?;

@@ -23,10 +23,6 @@ Examples:
   detour install --chained=true --conf-name 10-calico.conflist --name istio-cni
         add the plugin to this configuration list, and install it also under the name istio-cni";
 
-const UNINSTALL_EXAMPLES: &str = "\
-Examples:
-  detour uninstall --dry-run";
-
 /// The running program's file.
 pub(super) const PROGRAM_FILE: &str = "/proc/self/exe";
 
@@ -63,7 +59,7 @@ pub(super) struct InstallArguments {
 /// Exit codes: 0 success, also if the program stays for running pods, 1 incomplete (see stderr), 2 invalid arguments or
 /// input.
 #[derive(Debug, Args)]
-#[command(after_help = UNINSTALL_EXAMPLES)]
+#[command(after_help = "Examples:\n  detour uninstall --dry-run")]
 pub(super) struct UninstallArguments {
     #[command(flatten)]
     place: NodeArguments,
@@ -82,10 +78,10 @@ impl InstallArguments {
         let warn = |warnings: Vec<String>| warnings.iter().for_each(|warning| print_message("warning", warning));
         let token = || options.token();
         let desired = |given| options.desired(&node, &program, &given, Some(&token), None, &warn);
-        let desired = options.given_keys().and_then(desired).map_err(CommandError::Input)?;
+        let desired = options.given_keys().and_then(desired).map_err(CommandError::input)?;
         let plan = node.preview(Some(&desired))?;
         if let Some(why) = &plan.lacks {
-            return Err(CommandError::Input(anyhow!("{why}")).into());
+            return Err(CommandError::input(anyhow!("{why}")).into());
         }
         Ok(output(&if self.dry_run { plan } else { node.change(Some(&desired))? }, self.dry_run))
     }

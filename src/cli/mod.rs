@@ -4,11 +4,9 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use detour_cni::cni::version::SUPPORTED;
 use detour_cni::inspect::{Cell, Screen, TextReport};
-use detour_cni::printable::{Text, line, without_secrets};
+use detour_cni::printable::{Text, without_secrets};
 use output::{CommandError, CommandOutput, OutputArguments};
 use serde::Serialize;
-use std::env;
-use std::ffi::OsString;
 use std::fmt::Display;
 use std::io;
 use std::io::ErrorKind;
@@ -73,7 +71,7 @@ pub(crate) fn help() -> ExitCode {
 pub(crate) fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return print_usage(error, |arguments| Cli::try_parse_from(arguments).err()),
+        Err(error) => return print_usage(&error),
     };
     let (output, result) = match cli.command {
         Command::Explain(arguments) => (Some(arguments.output), explain::run_explain(&arguments)),
@@ -94,18 +92,16 @@ pub(crate) fn run() -> ExitCode {
     print_result(output, result)
 }
 
-/// Prints clap's error, which can also be the help or the version. An error quotes arguments: it is made `again` with each
-/// one escaped, so that no part of an argument can look like a separate message.
-fn print_usage(error: clap::Error, again: impl FnOnce(Vec<OsString>) -> Option<clap::Error>) -> ExitCode {
-    let code = ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+/// Prints clap's error, which can also be the help or the version. An error quotes arguments: all lines but the first are
+/// indented, so that no part of an argument can look like a separate message.
+fn print_usage(error: &clap::Error) -> ExitCode {
+    let (text, code) = (error.render().to_string(), ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)));
     // Help and version go to stdout: failing to write them is a failure. The exit code of a usage error
     // does not depend on whether its text could be written.
-    if !error.use_stderr() {
-        return print_output(&Text::lines(&error.render().to_string()), code);
+    match error.use_stderr() {
+        false => print_output(&Text::lines(&text), code),
+        true => crate::print(io::stderr(), &Text::message(&text), code),
     }
-    let escaped = env::args_os().map(|argument| line(&argument.to_string_lossy()).into_owned().into());
-    let error = again(escaped.collect()).unwrap_or(error);
-    crate::print(io::stderr(), &Text::lines(&error.render().to_string()), code)
 }
 
 /// Prints the output of a command, or its error, which a report in JSON or YAML has, too.
@@ -117,7 +113,7 @@ fn print_result(output: Option<OutputArguments>, result: Result<CommandOutput, C
                 // The command has failed anyway.
                 print_output(&text, ExitCode::SUCCESS);
             }
-            print_error(&error, ExitCode::from(error.code()))
+            print_error(&error, ExitCode::from(error.code))
         }
     }
 }
@@ -143,16 +139,11 @@ fn print_message(kind: &str, message: impl Display) {
     crate::print(io::stderr(), &Text::message(&without_secrets(&format!("{kind}: {message}"))), ExitCode::SUCCESS);
 }
 
-const COMPLETION_EXAMPLES: &str = "\
-Examples:
-  source <(detour completion bash)
-  detour completion zsh > ~/.zfunc/_detour";
-
 /// Print a shell completion script
 ///
 /// Exit codes: 0 success, 1 the output can't be written, 2 invalid arguments or input.
 #[derive(Debug, Args)]
-#[command(after_help = COMPLETION_EXAMPLES)]
+#[command(after_help = "Examples:\n  source <(detour completion bash)")]
 struct CompletionArguments {
     /// Generate the script for this shell
     #[arg(value_enum)]
@@ -165,16 +156,11 @@ fn run_completion(arguments: &CompletionArguments) -> CommandOutput {
     CommandOutput { text: Text::lines(&String::from_utf8_lossy(&script)), code: ExitCode::SUCCESS }
 }
 
-const VERSION_EXAMPLES: &str = "\
-Examples:
-  detour version
-  detour version -o json";
-
 /// Print the version of detour and the CNI versions that it supports
 ///
 /// Exit codes: 0 success, 1 the output can't be written, 2 invalid arguments or input.
 #[derive(Debug, Args)]
-#[command(after_help = VERSION_EXAMPLES)]
+#[command(after_help = "Examples:\n  detour version -o json")]
 struct VersionArguments {
     #[command(flatten)]
     output: OutputArguments,

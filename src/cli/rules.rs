@@ -57,7 +57,7 @@ pub(super) fn run(arguments: &RulesArguments) -> Result<CommandOutput, CommandEr
     let root = arguments.netns.place.root()?;
     let (pod, place) = match (&arguments.place, &arguments.cluster.namespace) {
         (Some(pod), Some(_)) => (Some(arguments.cluster.pod(pod, root)?), None),
-        (None, Some(_)) => return Err(CommandError::Usage(NO_NETNS.to_owned())),
+        (None, Some(_)) => return Err(CommandError::usage(NO_NETNS)),
         (place, None) => (None, place.as_deref().map(Path::new)),
     };
     let rules = arguments.netns.read(pod.as_ref(), place, "rules")?;

@@ -1,7 +1,7 @@
 //! The arguments that several commands share: those that select a pod and a configuration, and those that select
 //! a network namespace on this node.
 
-use super::cluster::{ClusterArguments, NodeArguments, ON_NODE, on_node, read_failed, read_text};
+use super::cluster::{ClusterArguments, NodeArguments, ON_NODE, files, on_node, read_text};
 use super::kubectl::Kubectl;
 use super::output::CommandError;
 use super::print_message;
@@ -13,7 +13,6 @@ use detour_cni::netns::find::{FoundNetns, NodeSnapshot};
 use detour_cni::netns::{NetNs, interface_with, outgoing_interface};
 use detour_cni::pod::Pod;
 use detour_cni::state::{ROOT, Store};
-use detour_cni::trusted_file::names_in;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
@@ -51,14 +50,12 @@ impl SubjectArguments {
         (!uses_files).then_some((self.cluster.namespace.as_deref(), self.pod.as_deref()))
     }
 
-    /// Reads a pod of the cluster, for commands that do not use its configuration.
+    /// Reads the pod of the cluster that POD names, for commands that do not use its configuration.
     ///
     /// # Errors
     /// As [`ClusterArguments::pod`].
-    pub(super) fn live_pod(&self, root: &Path) -> Result<Pod, CommandError> {
-        let pod =
-            self.pod.as_deref().ok_or_else(|| CommandError::Usage("expected a pod: -n NAMESPACE POD".to_owned()))?;
-        self.cluster.pod(pod, root)
+    pub(super) fn live_pod(&self, root: &Path) -> Result<Option<Pod>, CommandError> {
+        self.pod.as_deref().map(|pod| self.cluster.pod(pod, root)).transpose()
     }
 
     /// Reads the pod with kubectl.
@@ -72,7 +69,7 @@ impl SubjectArguments {
     /// As [`Self::read_all`]; a file contains several pods.
     pub(super) fn read(&self, root: &Path) -> Result<Subject, CommandError> {
         let mut subjects = self.read_all(root, true)?;
-        subjects.pop().ok_or_else(|| CommandError::Usage("expected a pod".to_owned()))
+        subjects.pop().ok_or_else(|| CommandError::usage("expected a pod"))
     }
 
     /// Reads all selected pods, or `only_one`. The node's file system is mounted at `root`.
@@ -85,7 +82,7 @@ impl SubjectArguments {
         if paths.filter(is_stdin).count() > 1 {
             let message =
                 "stdin can be read only once: expected - for only one of --file, --config and --namespace-file";
-            return Err(CommandError::Usage(message.to_owned()));
+            return Err(CommandError::usage(message));
         }
         match (&self.file, &self.pod) {
             (Some(file), name) => {
@@ -94,9 +91,12 @@ impl SubjectArguments {
                     configurations.push(ClusterArguments::built_in()?);
                 }
                 let read = |path: &PathBuf| Ok::<_, CommandError>((path.clone(), read_text(path)?));
+                let is_manifest = |name: &str| MANIFEST_EXTENSIONS.iter().any(|known| name.ends_with(known));
                 let mut definitions = Vec::new();
                 for path in &self.definitions {
-                    definitions.extend(manifest_files(path)?.iter().map(read).collect::<Result<Vec<_>, _>>()?);
+                    for (path, _) in files(Path::new("/"), path, is_manifest)? {
+                        definitions.push(read(&path)?);
+                    }
                 }
                 let namespace = self.namespace_file.as_ref().map(read).transpose()?;
                 let texts = ManifestTexts { pods: read(file)?, namespace, definitions };
@@ -117,19 +117,9 @@ impl SubjectArguments {
                 Ok(manifest.pods.iter().map(subject).collect::<Result<_, _>>()?)
             }
             (None, Some(pod)) => Ok(vec![self.cluster.subject(pod, root)?]),
-            _ => Err(CommandError::Usage("expected a pod: -f FILE, or -n NAMESPACE POD".to_owned())),
+            _ => Err(CommandError::usage("expected a pod: -f FILE, or -n NAMESPACE POD")),
         }
     }
-}
-
-/// Returns the path itself or, for a directory, its manifests sorted by name.
-fn manifest_files(path: &Path) -> Result<Vec<PathBuf>, CommandError> {
-    if !path.is_dir() {
-        return Ok(vec![path.to_owned()]);
-    }
-    let mut names = names_in(path).map_err(|error| read_failed(path, &error))?;
-    names.retain(|name| MANIFEST_EXTENSIONS.iter().any(|known| name.ends_with(known)));
-    Ok(names.iter().map(|name| path.join(name)).collect())
 }
 
 /// Selects a network namespace on this node.
@@ -212,7 +202,7 @@ impl NetnsArguments {
             (Some(path), _) if is_name(path) => root.join("run/netns").join(path),
             (Some(path), _) => on_node(root, path)?,
             (None, Some(pid)) => root.join(format!("proc/{pid}/ns/net")),
-            (None, None) => return Err(CommandError::Usage(NO_NETNS.to_owned())),
+            (None, None) => return Err(CommandError::usage(NO_NETNS)),
         };
         LiveRules::read(&path, &store).map_err(|error| match netns.filter(|_| !path.exists()) {
             Some(name) if is_name(name) => {

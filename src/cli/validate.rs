@@ -40,6 +40,6 @@ pub(super) fn run(arguments: &ValidateArguments) -> Result<CommandOutput, Comman
     let node = node::read(NODE_CONFIGURATION, Path::new(NODE_CONFIGURATION)).ok().flatten();
     let node = node.as_ref().map(|(node, _)| node);
     let report = validate_text(&arguments.file, &text, node, &is_installed)
-        .map_err(|error| CommandError::Usage(error.to_string()))?;
+        .map_err(|error| CommandError::usage(error.to_string()))?;
     arguments.output.render_verdict(&report, report.valid)
 }

@@ -85,7 +85,6 @@ impl PodManifest {
         for text in &texts.definitions {
             objects.extend(Objects { pods: Vec::new(), others: Vec::new(), ..read(text)? });
         }
-        let namespaces = texts.namespace.as_ref().map(read).transpose()?;
         let found = read(&texts.pods)?;
         let is_selected = |given: &&Given| {
             selector.namespace.is_none_or(|namespace| given.pod.namespace == namespace)
@@ -96,8 +95,9 @@ impl PodManifest {
         if pods.is_empty() {
             return Err(none_selected(&place, selector, &found));
         }
-        if let Some((namespaces, (place, _))) = namespaces.zip(texts.namespace.as_ref()) {
-            check_namespaces(place, &namespaces, &pods)?;
+        if let Some(text) = &texts.namespace {
+            let namespaces = read(text)?;
+            check_namespaces(&text.0, &namespaces, &pods)?;
             objects.extend(Objects { pods: Vec::new(), others: Vec::new(), ..namespaces });
         }
         objects.extend(found);

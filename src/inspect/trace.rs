@@ -237,16 +237,13 @@ impl SenderArgument {
         };
         let place = format!("pod {}/{}", pod.namespace, pod.name);
         let containers = || pod.all_containers().chain(&pod.ephemeral_containers);
-        let container = containers().find(|container| container.name == name).ok_or_else(|| {
+        let Some(container) = containers().find(|container| container.name == name) else {
             let names = joined(containers().map(|container| &container.name));
-            failed(format!("{place}: expected one of {names}"))
-        })?;
-        let id = |id: i64| u32::try_from(id).ok();
-        let of_manifest = || {
-            let (uid, gid) = (pod.user_of(container).and_then(id)?, pod.group_of(container).and_then(id));
-            Some(Sender::Process { uid, gid, set: None })
+            return Err(failed(format!("{place}: expected one of {names}")));
         };
-        self.sender.or_else(of_manifest).ok_or_else(|| {
+        let id = |id: i64| u32::try_from(id).ok();
+        let process = |uid| Sender::Process { uid, gid: pod.group_of(container).and_then(id), set: None };
+        self.sender.or_else(|| pod.user_of(container).and_then(id).map(process)).ok_or_else(|| {
             let why = "unknown UID: runAsUser is not set, and the image decides";
             failed(format!("{place}: {why}; use container={name},uid=UID"))
         })

@@ -309,10 +309,8 @@ fn check(
             conf
         }
     };
-    // The one that the installation writes is not that of this machine.
-    let is_written = |path: &&Path| matches!(kind, ConfKind::Keys) && *path == Path::new(KUBECONFIG);
-    let kubeconfig = conf.kubernetes.kubeconfig.as_deref().filter(|path| !is_written(path));
-    let summary = kubeconfig.and_then(|path| KubeconfigSummary::read(Path::new("/"), path).ok());
+    let summary =
+        conf.kubernetes.kubeconfig.as_deref().and_then(|path| KubeconfigSummary::read(Path::new("/"), path).ok());
     let warning = summary.as_ref().and_then(kubeconfig_warning);
     Ok(validate(&conf, target)?.into_iter().chain(warning).collect())
 }

@@ -187,21 +187,6 @@ fn the_picture_and_traces_of_an_ambient_pod_show_ztunnel() {
     assert!(notes.contains("bypass-inbound-capture is true: inbound connections bypass ztunnel"), "{notes}");
 }
 
-#[test]
-fn a_pod_with_a_sidecar_has_a_note_about_a_label_for_the_ambient_mesh() {
-    let (name, case) = CASES[0];
-    for (mode, noted) in [("ambient", true), ("none", false)] {
-        let mut pod = pod();
-        case(&mut pod, &mut conf());
-        pod["metadata"]["labels"] = json!({ "istio.io/dataplane-mode": mode });
-        let conf = file(&format!("{name}-labeled.conf"), &conf().to_string());
-        let report = detour(&["explain", "-f", "-", "--config", &conf, "-o", "json"], &pod.to_string(), &[]).json();
-        let note =
-            "label istio.io/dataplane-mode of the pod is ambient, but the pod has a sidecar, which takes precedence";
-        assert_eq!(report["notes"].as_array().expect("notes").contains(&note.into()), noted, "{report}");
-    }
-}
-
 /// Multus runs a file in the directory of its network's name for every pod.
 #[test]
 fn a_file_of_multus_chain_applies_to_pods_that_select_no_network() {

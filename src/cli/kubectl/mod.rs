@@ -10,7 +10,6 @@ use detour_cni::cni::{Code, Error};
 use detour_cni::inspect::{AgentPod, NodeCheck, NodesAudit, NodesCheck, has_sidecar, missing_agent};
 use detour_cni::printable::Text;
 use serde_json::Value;
-use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -39,19 +38,15 @@ struct Cli {
     command: KubectlCommand,
 }
 
+/// Those of every command.
 const EXAMPLES: &str = "\
 Examples:
   kubectl detour check                                  check the installation on all nodes
   kubectl detour audit -A                               list the pods that bypass the mesh
-  kubectl detour explain -n shop web-0                  show what happens to the pod's traffic";
-
-/// The commands about a pod, each with the arguments of an example.
-const ABOUT_PODS: [(&str, &str); 4] = [
-    ("explain", "-n shop web-0 --config new.conf"),
-    ("trace", "--live -n shop web-0 --from inbound --to 10.88.0.2:8080/tcp"),
-    ("rules", "-n shop web-0"),
-    ("doctor", "-n shop web-0 --probe"),
-];
+  kubectl detour explain -n shop web-0                  show what happens to the pod's traffic
+  kubectl detour trace -n shop web-0 --from uid=1337 --to 10.96.0.10:53/udp
+  kubectl detour rules -n shop web-0                    compare live rules with desired ones
+  kubectl detour doctor -n shop web-0                   find the cause of a problem with a pod";
 
 /// The programs that run plugins: `NAME-detour` is the command `detour` of NAME.
 const HOSTS: [&str; 2] = ["kubectl", "oc"];
@@ -73,13 +68,10 @@ enum KubectlCommand {
 /// Runs the command line as kubectl's or oc's plugin, if `program` is the name of one.
 pub(crate) fn run_as_plugin_of_kubectl(program: &str) -> Option<ExitCode> {
     let host = HOSTS.into_iter().find(|host| program == format!("{host}-detour"))?;
-    let parse = |arguments: Vec<OsString>| -> Result<(Cli, ArgMatches), clap::Error> {
-        let matches = command(host).try_get_matches_from(arguments)?;
-        Ok((Cli::from_arg_matches(&matches)?, matches))
-    };
-    Some(match parse(std::env::args_os().collect()) {
+    let parsed = command(host).try_get_matches().and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    Some(match parsed {
         Ok((cli, matches)) => cli.run(host, &matches),
-        Err(error) => print_usage(error, |arguments| parse(arguments).err()),
+        Err(error) => print_usage(&error),
     })
 }
 
@@ -90,11 +82,13 @@ fn command(host: &str) -> Command {
         let is_of_node = argument.get_help_heading() == Some(ON_NODE);
         argument.hide(is_of_node)
     };
-    ABOUT_PODS.into_iter().fold(Cli::command().bin_name(format!("{host} detour")), |command, (name, example)| {
-        let examples = format!("Examples:\n  kubectl detour {name} {example}");
-        let usage = format!("{host} detour {name} [OPTIONS] [POD]");
-        command.mut_subcommand(name, |own| own.after_help(examples).override_usage(usage).mut_args(hidden))
-    })
+    ["explain", "trace", "rules", "doctor"].into_iter().fold(
+        Cli::command().bin_name(format!("{host} detour")),
+        |command, name| {
+            let usage = format!("{host} detour {name} [OPTIONS] [POD]");
+            command.mut_subcommand(name, |own| own.after_help(EXAMPLES).override_usage(usage).mut_args(hidden))
+        },
+    )
 }
 
 impl Cli {
@@ -142,7 +136,7 @@ fn run_in_agent(
 ) -> Result<CommandOutput, CommandError> {
     let (name, matches) = matches.subcommand().unwrap_or(("", matches));
     let options = forwarded(definition.find_subcommand(name), matches)?;
-    let pod = pod.ok_or_else(|| CommandError::Usage("expected a pod: [-n NAMESPACE] POD".to_owned()))?;
+    let pod = pod.ok_or_else(|| CommandError::usage("expected a pod: [-n NAMESPACE] POD"))?;
     let found = kubectl.pod(namespace, pod)?;
     let text = |pointer| found.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let [namespace, pod, node] = ["/metadata/namespace", "/metadata/name", "/spec/nodeName"].map(text);
@@ -185,7 +179,7 @@ fn forwarded(definition: Option<&Command>, matches: &ArgMatches) -> Result<Vec<S
             matches.try_contains_id(id).is_ok() && matches.value_source(id) == Some(ValueSource::CommandLine);
         let Some(long) = argument.get_long().filter(|_| is_given && !OWN.contains(&id)) else { continue };
         if argument.get_help_heading() == Some(ON_NODE) {
-            return Err(CommandError::Usage(format!(
+            return Err(CommandError::usage(format!(
                 "--{long}: not supported by kubectl detour; run detour on the node"
             )));
         }
@@ -200,17 +194,6 @@ fn forwarded(definition: Option<&Command>, matches: &ArgMatches) -> Result<Vec<S
     Ok(words)
 }
 
-const CHECK_EXAMPLES: &str = "\
-Examples:
-  kubectl detour check
-  kubectl detour check --node worker-1
-  kubectl detour check -l node-role.kubernetes.io/worker -o json";
-
-const AUDIT_EXAMPLES: &str = "\
-Examples:
-  kubectl detour audit -A
-  kubectl detour audit -n shop -o json";
-
 /// Time limit for the checks of one node.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -223,7 +206,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Exit codes: 0 all nodes are healthy or skipped, 1 a node is unhealthy or the cluster can't be read, 2 invalid
 /// arguments or input.
 #[derive(Debug, Args)]
-#[command(after_help = CHECK_EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 struct CheckArguments {
     /// Check only this node
     #[arg(long, value_name = "NAME", conflicts_with = "selector")]
@@ -243,7 +226,7 @@ struct CheckArguments {
 /// of another program that lets traffic bypass the mesh or was not examined, or a node could not be audited, 2 invalid
 /// arguments or input.
 #[derive(Debug, Args)]
-#[command(after_help = AUDIT_EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 struct AuditArguments {
     /// Namespace of the pods [default: the namespace of the kubeconfig's context]
     #[arg(short, long, value_name = "NAMESPACE", conflicts_with = "all_namespaces")]

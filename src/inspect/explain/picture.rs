@@ -2,8 +2,8 @@
 //! traffic through a port of the sidecar, traffic that bypasses the sidecar past it. `picture.svg` is the
 //! head of the document: colors, as classes, and the heads of arrows.
 
+use super::Explanation;
 use super::exclusions::{ContainerTraffic, ExcludedContainer, ExcludedPart, application_containers, grouped};
-use super::report::Explanation;
 use crate::firewall::DNS_PROXY_PORT;
 use crate::inspect::elements::scope_text;
 use crate::inspect::subject::Subject;
@@ -16,20 +16,20 @@ use crate::sub_plugins::bypasses_inbound;
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-const WIDTH: i32 = 1120;
-const POD: i32 = 28;
-const POD_WIDTH: i32 = 748;
-const CARD: i32 = POD + 22;
-const CARD_WIDTH: i32 = 236;
-const CARD_HEIGHT: i32 = 54;
-const ROW: i32 = CARD_HEIGHT + 14;
-const SIDECAR: i32 = 476;
-const SIDECAR_WIDTH: i32 = 270;
-const OUTSIDE: i32 = 876;
-const OUTSIDE_WIDTH: i32 = WIDTH - OUTSIDE - 28;
-const TOP: i32 = 96;
+const WIDTH: usize = 1120;
+const POD: usize = 28;
+const POD_WIDTH: usize = 748;
+const CARD: usize = POD + 22;
+const CARD_WIDTH: usize = 236;
+const CARD_HEIGHT: usize = 54;
+const ROW: usize = CARD_HEIGHT + 14;
+const SIDECAR: usize = 476;
+const SIDECAR_WIDTH: usize = 270;
+const OUTSIDE: usize = 876;
+const OUTSIDE_WIDTH: usize = WIDTH - OUTSIDE - 28;
+const TOP: usize = 96;
 /// The height of a box's heading.
-const HEAD: i32 = 60;
+const HEAD: usize = 60;
 /// The kinds of arrows, and their meanings.
 const LEGEND: [(&str, &str); 5] = [
     ("out", "captured"),
@@ -83,11 +83,11 @@ pub fn picture(subject: &Subject, explanation: &Explanation) -> String {
     let by_others = (policy.ambient || by_istio_init).then(|| captured_by_others(pod, policy));
     let redirect = policy.redirect().or(by_others.as_ref());
     let mut rows = match redirect {
-        Some(redirect) => captured(explanation, policy, redirect, &containers),
+        Some(redirect) => captured(explanation, redirect, &containers),
         None => containers.iter().map(|one| Row::of_container(one, "everything")).collect(),
     };
     if let Some(redirect) = redirect {
-        let mut free = bypasses(explanation, policy, redirect, &containers);
+        let mut free = bypasses(explanation, redirect, &containers);
         let more = free.len().saturating_sub(MAX_BYPASSES);
         free.truncate(MAX_BYPASSES);
         rows.extend(free);
@@ -100,7 +100,7 @@ pub fn picture(subject: &Subject, explanation: &Explanation) -> String {
         Some(cause) => drawing.text("bad", (POD, 68), &format!("an ADD fails: {cause}"), MAX_TEXT),
         None => drawing.text("soft", (POD, 68), &explanation.decision, MAX_TEXT),
     }
-    let height_of = |rows: usize| HEAD + ROW * i32::try_from(rows).unwrap_or_default();
+    let height_of = |rows: usize| HEAD + ROW * rows;
     let height = height_of(rows.len()) + 8;
     for (x, width, heading) in [(POD, POD_WIDTH, "POD"), (OUTSIDE, OUTSIDE_WIDTH, "OUTSIDE")] {
         drawing.area("pod", (x, TOP), (width, height), 14);
@@ -120,7 +120,7 @@ pub fn picture(subject: &Subject, explanation: &Explanation) -> String {
         drawing.text("name mid", (middle, TOP + 28), &proxy, 36);
         drawing.text("soft mid", (middle, TOP + 46), kind, MAX_TEXT);
     }
-    for (row, y) in rows.iter().zip((TOP + HEAD..).step_by(usize::try_from(ROW).unwrap_or(1))) {
+    for (row, y) in rows.iter().zip((TOP + HEAD..).step_by(ROW)) {
         drawing.row(row, y);
     }
     let bottom = TOP + height + 34;
@@ -128,7 +128,7 @@ pub fn picture(subject: &Subject, explanation: &Explanation) -> String {
     for (color, meaning) in LEGEND.into_iter().filter(|(color, _)| rows.iter().any(|row| row.color == *color)) {
         drawing.arrow(color, bottom, x, x + 34);
         drawing.text("soft", (x + 42, bottom + 4), meaning, MAX_TEXT);
-        x += 76 + 7 * i32::try_from(meaning.len()).unwrap_or_default();
+        x += 76 + 7 * meaning.len();
     }
     let head = include_str!("picture.svg").replace("WIDTH", &WIDTH.to_string());
     let head = head.replace("HEIGHT", &(bottom + 36).to_string());
@@ -154,12 +154,8 @@ fn proxy(redirect: &Redirect) -> String {
 }
 
 /// Returns the rows of traffic that passes the sidecar.
-fn captured(
-    explanation: &Explanation,
-    policy: &Policy,
-    redirect: &Redirect,
-    containers: &[ContainerTraffic<'_>],
-) -> Vec<Row> {
+fn captured(explanation: &Explanation, redirect: &Redirect, containers: &[ContainerTraffic<'_>]) -> Vec<Row> {
+    let policy = &explanation.policy;
     let through = |color, port, row| Row { port: Some(port), color, ..row };
     let inbound = match (&redirect.inbound_ports_include, &redirect.inbound_ports_exclude) {
         (Ports::List(included), _) if included.is_empty() => None,
@@ -193,12 +189,8 @@ fn captured(
 }
 
 /// Returns the rows of outbound traffic that bypasses the sidecar, as the report lists it.
-fn bypasses(
-    explanation: &Explanation,
-    policy: &Policy,
-    redirect: &Redirect,
-    containers: &[ContainerTraffic<'_>],
-) -> Vec<Row> {
+fn bypasses(explanation: &Explanation, redirect: &Redirect, containers: &[ContainerTraffic<'_>]) -> Vec<Row> {
+    let policy = &explanation.policy;
     let excluded = grouped(&explanation.exclusions);
     let outbound = excluded.iter().filter(|excluded| excluded.direction != "inbound");
     let of_traffic = outbound.map(|one| {
@@ -230,7 +222,7 @@ struct Drawing {
 
 impl Drawing {
     /// Adds a row: the sender, an arrow through or past the sidecar, and the destination. Inbound traffic arrives from there.
-    fn row(&mut self, row: &Row, y: i32) {
+    fn row(&mut self, row: &Row, y: usize) {
         let Row { name, detail, ends_before, color, port, what, to, sources } = row;
         let class = if *ends_before { "card ends" } else { "card" };
         self.area(class, (CARD, y), (CARD_WIDTH, CARD_HEIGHT), 9);
@@ -257,7 +249,7 @@ impl Drawing {
     }
 
     /// Adds a box with round corners.
-    fn area(&mut self, class: &str, (x, y): (i32, i32), (width, height): (i32, i32), radius: i32) {
+    fn area(&mut self, class: &str, (x, y): (usize, usize), (width, height): (usize, usize), radius: usize) {
         let _ = writeln!(
             self.body,
             r#"<rect class="{class}" x="{x}" y="{y}" width="{width}" height="{height}" rx="{radius}"/>"#
@@ -266,7 +258,7 @@ impl Drawing {
 
     /// Adds a line of text, at the beginning or, with class `mid`, the middle of its baseline. It is shortened to `limit`
     /// bytes; a tooltip shows the whole text.
-    fn text(&mut self, class: &str, (x, y): (i32, i32), text: &str, limit: usize) {
+    fn text(&mut self, class: &str, (x, y): (usize, usize), text: &str, limit: usize) {
         if text.is_empty() {
             return;
         }
@@ -276,7 +268,7 @@ impl Drawing {
     }
 
     /// Adds a horizontal arrow in the color of one of [`LEGEND`].
-    fn arrow(&mut self, color: &str, y: i32, from: i32, to: i32) {
+    fn arrow(&mut self, color: &str, y: usize, from: usize, to: usize) {
         let _ =
             writeln!(self.body, r#"<path class="way {color}" d="M{from} {y}H{to}" marker-end="url(#to-{color})"/>"#);
     }

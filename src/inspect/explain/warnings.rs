@@ -106,32 +106,28 @@ fn not_yet_injected(subject: &Subject) -> Option<Warning> {
 
 /// Warns about an application that runs as an excluded ID, or as the proxy's.
 fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
-    let excluded = policy.exclusions.iter().filter(|e| covers_everything(e) && e.owner != TrafficOwner::Any);
-    let applications = || containers.iter().filter(|container| !container.ends_before);
-    let owned = |e: &Exclusion| applications().filter(|container| container.is_owned_by(e.owner)).collect::<Vec<_>>();
-    let pairs = excluded.flat_map(|e| owned(e).into_iter().map(move |container| (e, container)));
-    let warning = |name: &str, runs_as: String, next: String| {
-        let what = format!("container {name} runs as {runs_as}: all traffic that it sends bypasses the mesh");
-        Warning::new("excluded-with-application", what, next)
-    };
-    let as_excluded = pairs.map(|(exclusion, container)| {
+    let warning = |container: &ContainerTraffic<'_>| {
         let name = container.name();
-        let id = match exclusion.owner {
-            TrafficOwner::Gid(_) => format!("GID {}", container.gid().unwrap_or_default()),
-            TrafficOwner::Uid(_) | TrafficOwner::Any => format!("UID {}", container.uid().unwrap_or_default()),
+        let of_ids = policy.exclusions.iter().filter(|e| covers_everything(e) && e.owner != TrafficOwner::Any);
+        let owner = of_ids.map(|e| e.owner).find(|owner| container.is_owned_by(*owner));
+        let (runs_as, next) = if let Some(owner) = owner {
+            let id = match owner {
+                TrafficOwner::Gid(_) => format!("GID {}", container.gid().unwrap_or_default()),
+                TrafficOwner::Uid(_) | TrafficOwner::Any => format!("UID {}", container.uid().unwrap_or_default()),
+            };
+            let next = format!(
+                "{}, exclude only some ports of this ID (detour.io/exclude-outbound-ports-for-uids), or run {name} as \
+                 another ID",
+                exclude_by_name(containers, owner)
+            );
+            (format!("{id}, which is excluded"), next)
+        } else {
+            (format!("{}, as istio-proxy does", container.proxys_id(policy)?), format!("run {name} as another ID"))
         };
-        let by_name = exclude_by_name(containers, exclusion.owner);
-        let next = format!(
-            "{by_name}, exclude only some ports of this ID (detour.io/exclude-outbound-ports-for-uids), or run {name} as \
-             another ID"
-        );
-        warning(name, format!("{id}, which is excluded"), next)
-    });
-    let as_proxy = applications().filter(|container| !container.is_excluded_by_id(policy)).filter_map(|container| {
-        let (name, id) = (container.name(), container.proxys_id(policy)?);
-        Some(warning(name, format!("{id}, as istio-proxy does"), format!("run {name} as another ID")))
-    });
-    as_excluded.chain(as_proxy).collect()
+        let what = format!("container {name} runs as {runs_as}: all traffic that it sends bypasses the mesh");
+        Some(Warning::new("excluded-with-application", what, next))
+    };
+    containers.iter().filter(|container| !container.ends_before).filter_map(warning).collect()
 }
 
 /// Returns the hint to exclude the init containers that run as `owner` by their names. The exclusion of the ID is
