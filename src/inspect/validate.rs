@@ -8,6 +8,7 @@ use crate::plugin::node::effective;
 use crate::plugin::{TargetNode, validate};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 
 /// The report about a file.
@@ -113,7 +114,7 @@ pub fn validate_text(
 
 /// The limit for the objects that a message names.
 const MAX_NAMED: usize = 10;
-/// The limits for the search of further problems.
+/// The limits for the search of further problems: their number, and that of keys that a message names.
 const MAX_PROBLEMS: usize = 20;
 const MAX_KEYS: usize = 500;
 
@@ -137,15 +138,17 @@ fn problems(text: &str, check: impl Fn(&str) -> Result<Vec<String>, Error>) -> (
             let is_other = next.as_ref().err().is_none_or(|next| next.to_string() != error);
             is_other.then_some((rest, next))
         };
-        let named = pointers(&document).into_iter().take(MAX_KEYS).filter(is_named);
-        let Some((rest, next)) = named.filter_map(without).next() else { break };
+        // The deepest key first: a message about a UID can contain the word "name", too.
+        let mut keys = pointers(&document);
+        keys.sort_by_key(|pointer| Reverse(pointer.matches('/').count()));
+        let Some((rest, next)) = keys.into_iter().filter(is_named).take(MAX_KEYS).find_map(without) else { break };
         (document, result) = (rest, next);
     }
     errors.dedup();
     (result.unwrap_or_default(), errors)
 }
 
-/// Returns the pointers to all keys except `type`, without which the rest means something else: the deepest first.
+/// Returns the pointers to all keys except `type`, without which the rest means something else.
 fn pointers(value: &Value) -> Vec<String> {
     let within = |key: &str, value| {
         let own = format!("/{key}");
