@@ -9,6 +9,8 @@ use detour_cni::host_path::HostPath;
 use detour_cni::inspect::audit::audit;
 use detour_cni::inspect::doctor::{CheckTarget, OwnList, examine};
 use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::fs;
 
 const DOCTOR_EXAMPLES: &str = "\
 Examples:
@@ -79,6 +81,9 @@ pub(super) struct AuditArguments {
 #[derive(Debug, Args)]
 #[command(next_help_heading = ON_NODE)]
 struct TargetArguments {
+    /// The plugin's configuration on the node, or its directory [default: from the installation record, or from the platform]
+    #[arg(long = "config", alias = "conf", value_name = "FILE|DIR")]
+    conf: Option<HostPath>,
     /// Platform of the node [default: from the installation record, or detected]
     #[arg(long, value_name = "NAME", value_parser = Platform::named)]
     platform: Option<&'static Platform>,
@@ -118,6 +123,10 @@ impl TargetArguments {
     /// A file or directory of the arguments does not exist.
     fn read(&self) -> Result<CheckTarget, CommandError> {
         let node = self.place.node()?;
+        if let Some(path) = &self.conf {
+            let failed = |why: &dyn Display| CommandError::usage(format!("--config {path}: {why}"));
+            fs::metadata(node.reach(path).map_err(|why| failed(&why))?).map_err(|why| failed(&why))?;
+        }
         let found = node.look(None);
         let none = InstallRecord::default();
         let record = found.as_ref().map_or(&none, |found| &found.record);
@@ -130,8 +139,8 @@ impl TargetArguments {
         // The directory of the cluster network comes first.
         let of_role = |role| record.with_role(role).next().map(|(path, _)| path.parent());
         let recorded = [Role::Entry, Role::OwnList, Role::Configuration].into_iter().find_map(of_role);
-        let conf = recorded.or_else(|| HostPath::new(platform.conf_dir));
-        let installed = node.installed_texts().unwrap_or_default().0;
+        let conf = self.conf.clone().or(recorded).or_else(|| HostPath::new(platform.conf_dir));
+        let installed = node.installed_texts().ok().filter(|_| self.conf.is_none()).unwrap_or_default().0;
         let own_list = |(path, file): (&HostPath, &FileRecord)| {
             let (source, kind) = file.source.clone().zip(file.plugin.as_deref())?;
             let difference = node.check_own_list(path, &source, kind).err();

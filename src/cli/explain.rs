@@ -13,6 +13,7 @@ use detour_cni::pod::Pod;
 use detour_cni::policy::Ipv6;
 use detour_cni::printable::Text;
 use detour_cni::sub_plugins::{bypasses_inbound, default_interface, own_addresses};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -105,13 +106,14 @@ fn rules(Explanation { pod, policy, decision, .. }: &Explanation, format: RuleFo
 ///
 /// By default, the rules are those that a configuration creates for a pod. With --live, or an option that names a network
 /// namespace, they are those in the kernel, which requires root on the pod's node. The packet is the first one of a
-/// connection; traffic to the pod's addresses, those of its status, uses lo. It arrives at sidecar:PORT, ztunnel:PORT (ambient mesh), direct, dropped, rejected (by the guard),
+/// connection. It arrives at sidecar:PORT, ztunnel:PORT (ambient mesh), direct, dropped, rejected (by the guard),
 /// redirected:PORT (by another tool) or unknown.
 ///
 /// Exit codes: 0 success, 1 an ADD of this pod would fail or unreadable rules, 2 invalid arguments or input.
 #[derive(Debug, Args)]
 #[command(
     after_help = TRACE_EXAMPLES,
+    group(ArgGroup::new("of_kernel").args(["live", "netns", "pid", "container"])),
     group(ArgGroup::new("target").args(["netns", "pid", "container"]).conflicts_with_all(["file", "pod"])),
 )]
 pub(super) struct TraceArguments {
@@ -131,6 +133,12 @@ pub(super) struct TraceArguments {
     /// Destination: ADDRESS:PORT/tcp or ADDRESS:PORT/udp
     #[arg(long, value_name = "DESTINATION")]
     to: Destination,
+    /// The pod's addresses, separated by commas; traffic to them uses lo [default: from status.podIPs and the annotation k8s.v1.cni.cncf.io/network-status]
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', conflicts_with = "of_kernel")]
+    pod_ip: Vec<IpAddr>,
+    /// Interface for traffic that does not use lo [default: live rules: that of the route; a configuration: that of the default route in the pod's annotations, or eth0]
+    #[arg(long, value_name = "NAME")]
+    interface: Option<String>,
     #[command(flatten)]
     pub(super) output: OutputArguments,
 }
@@ -152,7 +160,10 @@ pub(super) fn run_trace(arguments: &TraceArguments) -> Result<CommandOutput, Com
         let from = resolve(pod.as_ref())?;
         let command = format!("trace --live --from '{}' --to '{}/{}'", sender.text, to.address, to.protocol);
         let rules = arguments.namespace.read(pod.as_ref(), arguments.netns.as_deref(), &command)?;
-        let interface = interface_of(&rules.netns, from, to)?;
+        let interface = match &arguments.interface {
+            Some(interface) => interface.clone(),
+            None => interface_of(&rules.netns, from, to)?,
+        };
         let container = container.map(|name| ContainerSender::live(name, &rules));
         trace(&rules.view(), (from, container), to, &rules.addresses, &interface)
     } else {
@@ -166,8 +177,9 @@ pub(super) fn run_trace(arguments: &TraceArguments) -> Result<CommandOutput, Com
             view = view.without_ambient_inbound();
         }
         let container = container.map(|name| ContainerSender::planned(name, policy));
-        let traced = trace(&view, (from, container), to, &own_addresses(pod), &default_interface(pod));
-        traced.planned(&subject, &explanation)
+        let own = if arguments.pod_ip.is_empty() { own_addresses(pod) } else { arguments.pod_ip.clone() };
+        let interface = arguments.interface.clone().unwrap_or_else(|| default_interface(pod));
+        trace(&view, (from, container), to, &own, &interface).planned(&subject, &explanation)
     };
     arguments.output.render_verdict(&report, report.add_fails.is_none())
 }

@@ -11,7 +11,9 @@ use crate::pod::well_known::{
     EXCLUDE_OUTBOUND_RANGES, EXCLUDE_UIDS,
 };
 use crate::pod::{Facts, Namespace, Pod};
-use crate::policy::{DnsCapture, Exclusion, IdRange, Policy, PortRange, Protocol, Ranges, Redirect, TrafficOwner};
+use crate::policy::{
+    DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
+};
 use crate::sub_plugins::{self, SubPlugin, Warning};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
@@ -68,11 +70,15 @@ pub(super) fn warnings(
     all.extend(excluded_with_application(&containers, policy));
     all.extend(init_containers.iter().filter_map(excluded_after_proxy));
     all.extend(captured_too_early(init_containers, &containers, &subject.facts));
-    all.extend(not_yet_injected(subject).filter(|_| !policy.ambient));
+    match policy.ambient {
+        true => all.extend(annotations_for_sidecars(&subject.facts.pod)),
+        false => all.extend(not_yet_injected(subject)),
+    }
     if let Some(redirect) = policy.redirect() {
         all.extend(ranges_without_dns(redirect, policy));
         all.extend(ports_with_captured_dns(redirect, policy));
         all.extend(executables_beside_native_rules(&subject.conf));
+        all.extend(inbound_exclusion_without_effect(redirect));
     }
     if let (Some(namespace), false) = (&subject.facts.namespace, policy.is_empty()) {
         all.extend(outside_uid_range(subject, namespace));
@@ -85,6 +91,15 @@ pub(super) fn warnings(
 /// The annotations that exclude destinations in every mode of the mesh, each with that of Istio for sidecars.
 const OF_DESTINATIONS: [(&str, &str); 2] =
     [(EXCLUDE_DESTINATION_PORTS, EXCLUDE_OUTBOUND_PORTS), (EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_RANGES)];
+
+/// Warns about Istio's annotations for sidecars.
+fn annotations_for_sidecars(pod: &Pod) -> impl Iterator<Item = Warning> {
+    let present = OF_DESTINATIONS.into_iter().filter(|(_, istios)| pod.annotations.contains_key(*istios));
+    present.map(|(own, istios)| {
+        let next = format!("use {own}, with destination-exclude in the sub-plugin chain");
+        Warning::new("annotation-for-sidecars", format!("annotation {istios} has no effect in the ambient mesh"), next)
+    })
+}
 
 /// Names Istio's annotations of a pod with a sidecar for what it excludes with detour's.
 pub(super) fn usual_annotations(pod: &Pod) -> impl Iterator<Item = String> {
@@ -230,6 +245,15 @@ fn ranges_without_dns(redirect: &Redirect, policy: &Policy) -> Option<Warning> {
         let what = format!("DNS to the excluded ranges ({}) is still captured", captured.join(", "));
         let next = "exclude DNS, too: annotation detour.io/exclude-dns: excluded-ranges";
         Warning::new("excluded-ranges-without-dns", what, next)
+    })
+}
+
+fn inbound_exclusion_without_effect(redirect: &Redirect) -> Option<Warning> {
+    let default = Redirect::default().inbound_ports_exclude;
+    (redirect.inbound_ports_include != Ports::All && redirect.inbound_ports_exclude != default).then(|| {
+        let what = "inbound_ports_exclude has no effect: only the ports in inbound_ports_include are captured";
+        let next = "remove the ports from includeInboundPorts, or set includeInboundPorts to *";
+        Warning::new("inbound-exclusion-without-effect", what, next)
     })
 }
 
