@@ -438,7 +438,9 @@ fn errors_name_the_missing_right_name_or_server() {
         std::fs::remove_file(scene.path(crate::scene::KUBECONFIG)).expect("removed");
         let (code, error) = run(scene, &["--node-name", "node-1"]);
         assert!(code == Some(1) && error.contains("use kubectl detour"), "{error}");
-        assert_eq!(run(scene, &["pod"]).0, Some(2));
+        for arguments in [&["pod"][..], &["--conf", "/no/such"]] {
+            assert_eq!(run(scene, arguments).0, Some(2), "{arguments:?}");
+        }
     });
     let help = Command::new(&*DETOUR).args(["audit", "--help"]).output().expect("it starts");
     assert!(String::from_utf8_lossy(&help.stdout).contains("Exit codes: "), "{help:?}");

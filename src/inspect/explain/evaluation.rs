@@ -8,10 +8,10 @@ use crate::inspect::terminal::joined;
 use crate::networks::{InstalledNetwork, networks};
 use crate::plugin::evaluation;
 use crate::pod::well_known::{AMBIENT_BYPASS_INBOUND, AMBIENT_REDIRECTION, NETWORKS};
-use crate::pod::{Pod, PodRef};
+use crate::pod::{Facts, PodRef};
 use crate::policy::{IdRange, Policy, TrafficOwner};
 use crate::sub_plugins::{
-    self, ChainOutput, DecidedRequest, Note, Severity, SubPlugin, Warning, bypasses_inbound, skip_reason,
+    self, ChainOutput, DecidedRequest, Note, Severity, SubPlugin, Warning, bypasses_inbound, labeled_by, skip_reason,
 };
 
 /// The code of a warning that an ADD would fail.
@@ -175,10 +175,12 @@ impl<'a> Evaluation<'a> {
     }
 }
 
-/// Returns notes about a pod of the ambient mesh.
-pub(super) fn ambient_notes(pod: &Pod, policy: &Policy) -> Vec<String> {
+/// Returns notes about a pod of the ambient mesh, and about one with a sidecar although a label asks for the ambient mesh.
+pub(super) fn ambient_notes(Facts { pod, namespace }: &Facts, policy: &Policy) -> Vec<String> {
     if !policy.ambient {
-        return Vec::new();
+        let label = labeled_by(pod, namespace.as_ref()).filter(|_| !pod.host_network && pod.proxy().is_some());
+        let note = |label| format!("{label}, but the pod has a sidecar, which takes precedence");
+        return label.map(note).into_iter().collect();
     }
     let mut notes = vec![match pod.annotations.get(AMBIENT_REDIRECTION) {
         Some(state) => format!("annotation {AMBIENT_REDIRECTION} is {state:?}: istio-cni has set it"),

@@ -202,7 +202,7 @@ fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> 
     let networks = subject.networks.iter().flat_map(|preview| preview.warnings.iter().cloned());
     let evaluations = evaluations.iter().flat_map(|one| one.notes.iter().cloned());
     let usual = policy.redirect().into_iter().flat_map(|_| usual_annotations(&subject.facts.pod));
-    let by_ambient = ambient_notes(&subject.facts.pod, policy);
+    let by_ambient = ambient_notes(&subject.facts, policy);
     let on_node = (!policy.containers.is_empty()).then(|| NEEDED_ON_NODE.to_owned());
     let all = subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).chain(on_node);
     all.chain(by_ambient).chain(usual).collect()
