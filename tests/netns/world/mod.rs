@@ -253,11 +253,6 @@ impl World {
         self.native_tables().into_iter().filter(|table| !is_of_exclusions(table)).collect()
     }
 
-    /// Returns the rules of the pod's native tables, each as `TABLE CHAIN` and its handle.
-    pub(crate) fn native_rules(&self) -> Vec<(String, u64)> {
-        rules::native_rules(&self.pod)
-    }
-
     /// Returns how many packets matched an exclusion so far.
     pub(crate) fn matched_exclusions(&self) -> u64 {
         rules::matched_exclusions(&self.pod)
