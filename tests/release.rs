@@ -4,12 +4,11 @@
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The address of the sources in the release.
@@ -209,19 +208,19 @@ struct Registry(Child, u16);
 
 impl Registry {
     fn start(directory: &Path) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port();
         let storage = json!({"filesystem": {"rootdirectory": directory.join("registry")}});
-        let file = json!({"version": 0.1, "storage": storage, "http": {"addr": format!("127.0.0.1:{port}")}});
+        let file = json!({"version": 0.1, "storage": storage, "http": {"addr": "127.0.0.1:0"}});
         fs::write(directory.join("registry.yaml"), file.to_string()).expect("writable");
         let mut command = Command::new("docker-registry");
-        command.arg("serve").arg(directory.join("registry.yaml")).stdout(Stdio::null()).stderr(Stdio::null());
-        let registry = Self(command.spawn().expect("docker-registry"), port);
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(Instant::now() < deadline, "the registry does not listen");
-            thread::park_timeout(Duration::from_millis(20));
-        }
-        registry
+        command.arg("serve").arg(directory.join("registry.yaml")).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut process = command.spawn().expect("docker-registry");
+        let mut log = BufReader::new(process.stderr.take().expect("a pipe")).lines().map_while(Result::ok);
+        let listening = log.find(|line| line.contains("listening on ")).expect("it listens");
+        let port = listening.split("listening on 127.0.0.1:").nth(1).and_then(|rest| rest.split('"').next());
+        let port = port.and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("{listening}"));
+        // The process ends if nothing reads what it logs.
+        thread::spawn(move || log.for_each(drop));
+        Self(process, port)
     }
 }
 

@@ -1,12 +1,14 @@
 //! The API server accepts every field of the shipped manifests, the agent writes only to mounted volumes, and the admission
 //! policy knows every annotation of Istio.
 
+use crate::admission::rejected_pods;
 use crate::control_plane::ControlPlane;
 use crate::node::{OWN_LIST, on_a_node};
 use crate::shipped::{apply, base, chart, chart_with_files, cluster_with, manifests, objects, of_kind, prepare};
 use crate::support::program::built;
 use detour_cni::agent::install::PLATFORMS;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -188,19 +190,12 @@ fn the_agent_writes_only_to_mounted_volumes() {
 /// Each annotation that Istio defines excludes traffic, prevents injection, or does neither. A new one must be decided.
 #[test]
 fn the_policy_knows_every_annotation_of_istio() {
-    const TRAFFIC: [&str; 10] = [
-        "ambient.istio.io/bypass-inbound-capture",
-        "istio.io/reroute-virtual-interfaces",
-        "sidecar.istio.io/interceptionMode",
-        "traffic.sidecar.istio.io/excludeInboundPorts",
-        "traffic.sidecar.istio.io/excludeInterfaces",
-        "traffic.sidecar.istio.io/excludeOutboundIPRanges",
-        "traffic.sidecar.istio.io/excludeOutboundPorts",
-        "traffic.sidecar.istio.io/includeInboundPorts",
-        "traffic.sidecar.istio.io/includeOutboundIPRanges",
-        "traffic.sidecar.istio.io/kubevirtInterfaces",
-    ];
-    const INJECTION: [&str; 2] = ["inject.istio.io/templates", "sidecar.istio.io/inject"];
+    let rejected: BTreeSet<String> = rejected_pods()
+        .into_iter()
+        .flat_map(|(_, annotations, ..)| {
+            annotations.as_object().expect("annotations").keys().cloned().collect::<Vec<_>>()
+        })
+        .collect();
     // They add to what is captured, configure the proxy itself, or belong to other objects than pods. Istio captures DNS
     // for names, not for authorization.
     const OTHERS: &str = include_str!("../golden/istio-annotations.txt");
@@ -208,15 +203,14 @@ fn the_policy_knows_every_annotation_of_istio() {
     let file = format!("target/tools/istio-annotations-{}.go", module.expect("a version"));
     let source = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}: run hack/test.sh"));
     let names = source.lines().filter_map(|line| line.trim().strip_prefix("Name:")?.trim().split('"').nth(1));
-    let mut unknown: Vec<&str> = names
-        .filter(|name| !TRAFFIC.contains(name) && !INJECTION.contains(name) && !OTHERS.lines().any(|it| it == *name))
-        .collect();
+    let mut unknown: Vec<&str> =
+        names.filter(|name| !rejected.contains(*name) && !OTHERS.lines().any(|it| it == *name)).collect();
     unknown.sort_unstable();
     assert_eq!(unknown, [""; 0], "decide whether they exclude traffic: admission-policy-istio.yaml");
     let policy = include_str!("../../manifests/chart/templates/admission-policy-istio.yaml");
-    for name in TRAFFIC.into_iter().chain(INJECTION) {
+    for name in &rejected {
         let key = name.trim_start_matches("traffic.sidecar.istio.io/include");
-        assert!(policy.contains(name) || policy.contains(&format!("include{key}")), "{name}");
+        assert!(policy.contains(name.as_str()) || policy.contains(&format!("include{key}")), "{name}");
         assert!(source.contains(&format!("\"{name}\"")), "{name}: Istio removed it");
     }
 }

@@ -44,7 +44,7 @@ impl Client {
         let der: k8s_openapi::ByteString = serde_json::from_value(json!(ca)).expect("base64");
         config.root_cert = Some(vec![der.0]);
         config.auth_info = who;
-        config.read_timeout = Some(Duration::from_secs(30));
+        config.read_timeout = Some(Duration::from_secs(120));
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let client = {
             let _inside = runtime.enter();

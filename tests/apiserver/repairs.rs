@@ -6,7 +6,6 @@ use crate::control_plane::ControlPlane;
 use crate::node::{LIST, NAME, on_a_node};
 use crate::shipped::{base, chart, cluster, cluster_with, of_kind};
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
 
 #[test]
 fn a_new_node_has_the_taint_until_its_agent_is_ready() {
@@ -145,9 +144,7 @@ fn without_an_answer_the_plugin_stays_and_a_warning_is_logged() {
     on_a_node(&plane, &base("kubernetes"), |node| {
         let agent = node.settled_agent("a");
         plane.kill_api();
-        let started = Instant::now();
         let (status, logged) = agent.ended();
-        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
         assert!(status.success() && node.is_installed(), "{logged:#?}");
         let why = logged.iter().find(|line| line.contains("the plugin stays on the node; run")).expect("a warning");
         assert!(why.contains("DaemonSet kube-system/detour-agent") && why.contains("detour uninstall"), "{why}");

@@ -99,23 +99,11 @@ impl Cluster {
             let values = self.programs.join("values.json");
             fs::write(&values, resource["spec"]["values"].to_string()).expect("writable");
             let text = |path: &PathBuf| path.to_str().expect("UTF-8").to_owned();
+            let options = "-n istio-cni --history-max 1 --set global.platform=openshift";
             let (chart, renderer, values) = (text(&istio_chart()), text(&renderer), text(&values));
-            self.helm.run(&[
-                "upgrade",
-                "--install",
-                "istio-cni",
-                &chart,
-                "-n",
-                "istio-cni",
-                "--history-max",
-                "1",
-                "--set",
-                "global.platform=openshift",
-                "-f",
-                &values,
-                "--post-renderer",
-                &renderer,
-            ])?;
+            let command =
+                format!("upgrade --install istio-cni {chart} {options} -f {values} --post-renderer {renderer}");
+            self.helm.run(&command.split(' ').collect::<Vec<_>>())?;
         } else if self.helm.run(&["status", "istio-cni", "-n", "istio-cni"]).is_ok() {
             self.helm.run(&["uninstall", "istio-cni", "-n", "istio-cni"])?;
         }

@@ -1,7 +1,7 @@
 //! Values that the chart accepts. Each value of `values.yaml` has an effect.
 
 use crate::helm::{
-    DEFAULT, agent, leaves, merged, nested, notes, objects, objects_in, of_kind, render, render_with, table, values,
+    DEFAULT, agent, leaves, merged, nested, objects, objects_in, of_kind, render, render_with, table, values,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -177,9 +177,6 @@ fn the_admission_policy_decides_the_annotations_that_the_plugin_reads() {
     ] {
         assert_eq!(decided(&values), wanted, "{values}");
     }
-    let nothing = merged(&chain(json!([])), &json!({"admissionPolicy": {"enabled": true}}));
-    assert!(notes(&nothing).contains("Warning: admissionPolicy.enabled renders no policy of bounds"));
-    assert!(!notes(&json!({"admissionPolicy": {"enabled": true}})).contains("admissionPolicy"));
 }
 
 #[test]

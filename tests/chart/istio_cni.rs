@@ -1,6 +1,6 @@
 //! The values of Istio's chart istio-cni: each one has an effect, is harmless, or is refused.
 
-use crate::helm::{DEFAULT, manifests, merged, names_unknown_key, nested, refusals, render};
+use crate::helm::{DEFAULT, manifests, merged, names_unknown_key, nested, refusals, render, table};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -39,37 +39,6 @@ fn documented() -> BTreeMap<String, String> {
     found
 }
 
-/// A value with an effect for each name that is documented as "same"; and the values without which it has none.
-fn effective(name: &str) -> (Value, Value) {
-    let none = json!({});
-    match name {
-        "hub" | "global.hub" => (json!("registry.example/mesh"), none),
-        "tag" | "global.tag" => (json!("0.1.0"), none),
-        "image" => (json!("detour-debug"), none),
-        "pullPolicy" => (json!("Always"), none),
-        "logLevel" => (json!("debug"), none),
-        "cniBinDir" | "cniConfDir" | "cniNetnsDir" => (json!("/srv/cni"), none),
-        "cniConfFileName" => (json!("10-calico.conflist"), none),
-        "excludeNamespaces" => (json!(["kube-system"]), none),
-        "affinity" => (json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}), none),
-        "podAnnotations" | "podLabels" => (json!({"team": "mesh"}), none),
-        "tolerations" => (published("1.27").into_iter().find(|(own, _)| *own == name).expect("listed").1, none),
-        "chained" => (json!(false), none),
-        "istioOwnedCNIConfig" => (json!(true), json!({"primaryPlugin": {"enabled": true}})),
-        "repair.enabled" | "repair.repairPods" => (json!(false), none),
-        "repair.deletePods" => (json!(true), json!({"repair": {"repairPods": false}})),
-        "seLinuxOptions" => (json!({"type": "spc_t"}), none),
-        "resources" | "global.defaultResources" => (json!({"requests": {"cpu": "100m", "memory": "100Mi"}}), none),
-        "resourceQuotas.enabled" => (json!(true), none),
-        "updateStrategy" => (json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}), none),
-        "global.imagePullSecrets" => (json!(["registry"]), none),
-        "global.nativeNftables" | "global.networkPolicy.enabled" => (json!(true), none),
-        "global.platform" => (json!("openshift"), none),
-        "env" => (json!({"KUBERNETES_SERVICE_HOST": "api.example"}), none),
-        _ => panic!("{name}: no test value; add one to effective()"),
-    }
-}
-
 #[test]
 fn the_documentation_lists_every_published_value() {
     let listed: BTreeSet<String> = documented().into_keys().collect();
@@ -79,11 +48,13 @@ fn the_documentation_lists_every_published_value() {
 
 #[test]
 fn each_value_that_is_documented_as_the_same_has_an_effect() {
-    let documented = documented();
-    for (name, _) in published("").into_iter().filter(|(name, _)| documented[*name] == "same") {
-        let (value, context) = effective(name);
+    let rows: Vec<(String, Value, Value)> = table("same_as_istio_cni");
+    let tested: BTreeSet<String> = rows.iter().map(|(name, ..)| name.clone()).collect();
+    let same = documented().into_iter().filter(|(_, here)| here == "same");
+    assert_eq!(tested, same.map(|(name, _)| name).collect(), "same_as_istio_cni of cases.yaml");
+    for (name, value, context) in rows {
         let without = if context == json!({}) { DEFAULT.clone() } else { render(&context).expect("rendered") };
-        let with = render(&merged(&context, &nested(name, value))).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let with = render(&merged(&context, &nested(&name, value))).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_ne!(with, without, "{name}: no effect");
     }
 }

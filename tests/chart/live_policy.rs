@@ -1,6 +1,6 @@
 //! `livePolicy`: the flag of the agent, and the capabilities and mounts to enter pods' network namespaces.
 
-use crate::helm::{agent, flag, merged, notes, objects_in, render_file};
+use crate::helm::{agent, flag, merged, objects_in, render_file};
 use serde_json::{Value, json};
 
 fn given(values: &Value) -> String {
@@ -38,14 +38,6 @@ fn the_unquoted_words_of_a_values_file_mean_the_same() {
             error.contains("at '/livePolicy': value must be one of '', 'on', 'off', true, false"),
             "{text}: {error}"
         );
-    }
-}
-
-#[test]
-fn the_notes_tell_whether_running_pods_follow_changes() {
-    for (value, sentence) in [("off", " Running pods keep their rules until they are recreated.\n"), ("on", "\n")] {
-        let notes = notes(&json!({"livePolicy": value}));
-        assert!(notes.ends_with(&format!("\nkubectl detour check checks all nodes.{sentence}")), "{value}: {notes}");
     }
 }
 

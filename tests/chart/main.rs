@@ -5,6 +5,7 @@ mod helm;
 mod istio_cni;
 mod live_policy;
 mod monitoring;
+mod notes;
 mod own_list;
 mod platforms;
 mod plugin_keys;

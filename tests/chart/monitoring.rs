@@ -92,22 +92,9 @@ fn check(expression: &str) {
     /// Labels that Prometheus and the PodMonitor add.
     const TARGET: [&str; 3] = ["namespace", "pod", "node"];
     /// Words of PromQL in the expressions.
-    const LANGUAGE: [&str; 14] = [
-        "sum",
-        "max",
-        "count",
-        "by",
-        "increase",
-        "rate",
-        "absent",
-        "histogram_quantile",
-        "vector",
-        "or",
-        "up",
-        "le",
-        "$__rate_interval",
-        "e",
-    ];
+    const LANGUAGE: &str =
+        "sum max count by increase rate absent histogram_quantile vector or up le $__rate_interval e";
+    let language: Vec<&str> = LANGUAGE.split(' ').collect();
     let exported = exported();
     let words = words(expression);
     let metrics: Vec<_> = words.iter().filter(|word| word.starts_with("detour_")).collect();
@@ -119,7 +106,7 @@ fn check(expression: &str) {
     }
     for word in words.iter().filter(|word| !word.starts_with("detour_")) {
         let is_number = word.starts_with(|character: char| character.is_ascii_digit());
-        assert!(is_number || LANGUAGE.contains(word) || labels.contains(word), "{expression}: unknown label {word}");
+        assert!(is_number || language.contains(word) || labels.contains(word), "{expression}: unknown label {word}");
     }
 }
 

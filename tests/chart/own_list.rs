@@ -1,6 +1,6 @@
 //! `cni.ownList`: where the agent writes a configuration list of its own instead of editing the cluster network's.
 
-use crate::helm::{agent, chart_file, flag, merged, nested, notes, render};
+use crate::helm::{agent, chart_file, flag, merged, nested, render};
 use detour_cni::agent::install::{PLATFORMS, Platform};
 use serde_json::{Value, json};
 
@@ -57,34 +57,6 @@ fn it_is_on_by_default_only_for_a_release_that_redirects() {
     assert_eq!(own_list(&excludedns), None);
     let without_multus = merged(&excludedns, &json!({"global": {"platform": "kubernetes"}, "attachments": null}));
     assert_eq!(own_list(&without_multus).as_deref(), Some("false"));
-}
-
-/// apiserver/releases/upgrade has the whole notes of both platforms.
-#[test]
-fn the_notes_tell_which_list_the_runtime_uses() {
-    let edited = notes(&nested("cni.ownList", json!(false)));
-    assert!(edited.contains("edits the cluster network's configuration list in /etc/cni/net.d."), "{edited}");
-    assert!(edited.contains("set\ncni.ownList=true"), "{edited}");
-    let exclusions = notes(&chain(json!([{"type": "uid-exclude"}])));
-    assert!(exclusions.contains("edits the cluster") && !exclusions.contains("cni.ownList"), "{exclusions}");
-    let chain = merged(&nested("global.platform", json!("openshift")), &nested("cni.multusChain", json!("/run/chain")));
-    let chain = notes(&chain);
-    assert!(
-        chain.contains("\nMultus calls it for every pod, with the file that the agent writes to /run/chain."),
-        "{chain}"
-    );
-    assert!(chain.contains("\nPods can also select one of these attachments") && !chain.contains("if they"), "{chain}");
-    let values = json!({"chain": [{"type": "uid-exclude"}]});
-    let chain = notes(&merged(
-        &json!({"config": values, "global": {"platform": "openshift"}}),
-        &nested("cni.multusChain", json!("/run/chain")),
-    ));
-    assert!(chain.contains("\nMultus calls it for every pod") && !chain.contains(".."), "{chain}");
-    assert!(!chain.contains("select one of these"), "{chain}");
-    // default/istio-cni is istio-cni's.
-    let excludes = merged(&nested("cni.multusChain", json!("/run/chain")), &excludes_on_openshift());
-    let excludes = notes(&excludes);
-    assert!(excludes.contains("to /run/chain.") && !excludes.contains("attachment"), "{excludes}");
 }
 
 fn excludes_on_openshift() -> Value {

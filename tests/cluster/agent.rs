@@ -14,7 +14,8 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Duration;
 
 const HELLO: &str = "{\"version\":\"0.2.0\",\"facts\":3}\n";
 
@@ -207,32 +208,38 @@ fn conversations(facts: &Value) -> [Fault; 33] {
     ]
 }
 
+/// Checks what the plugin makes of a fault.
+fn check((name, answer, place): Fault, socket: &Path, timeout: Duration) {
+    fs::create_dir(socket.parent().expect("a directory")).expect("made");
+    let _peer = place(socket);
+    let got = error(socket, timeout);
+    let next_step = "check that the agent's pod (detour-agent-…) runs on this node";
+    let (code, parts) = match answer {
+        Usable => (None, vec![]),
+        Unusable(why) => (Some(11), vec!["no facts from the agent", next_step, why, socket.to_str().expect("text")]),
+        Failed(code, why) => (Some(code), vec![why]),
+    };
+    assert_eq!(got.as_ref().map(Error::number), code, "{name}: {got:?}");
+    let text = got.map(|error| error.to_string()).unwrap_or_default();
+    assert!(code.is_none() || text.contains("pod shop/web-0"), "{name}: {text}");
+    assert!(parts.iter().all(|part| text.contains(part)), "{name}: {text}; expected {parts:?}");
+}
+
 /// An answer that can be used arrives in time on a loaded machine, too; only what hangs reaches the timeout.
 #[test]
 fn each_fault_of_the_agent_is_an_error_with_its_reason() {
     let facts = facts();
     let root = Directory::new("agent");
-    for (at, (name, answer, place)) in sockets(&facts).into_iter().chain(conversations(&facts)).enumerate() {
-        let socket = root.join(format!("{at}/agent.sock"));
-        fs::create_dir(socket.parent().expect("a directory")).expect("made");
-        let _peer = place(&socket);
-        let is_late = matches!(answer, Unusable(why) if why.contains("timeout"));
-        let started = Instant::now();
-        let got = error(&socket, Duration::from_secs(if is_late { 1 } else { 60 }));
-        let (code, parts) = match answer {
-            Usable => (None, vec![]),
-            Unusable(why) => {
-                let next_step = "check that the agent's pod (detour-agent-…) runs on this node";
-                (
-                    Some(11),
-                    vec!["pod shop/web-0", "no facts from the agent", next_step, why, socket.to_str().expect("text")],
-                )
+    let faults = sockets(&facts).into_iter().chain(conversations(&facts)).enumerate();
+    thread::scope(|scope| {
+        for (at, fault) in faults {
+            let socket = root.join(format!("{at}/agent.sock"));
+            match fault.1 {
+                Unusable(why) if why.contains("timeout") => {
+                    drop(scope.spawn(move || check(fault, &socket, Duration::from_secs(5))));
+                }
+                _ => check(fault, &socket, Duration::from_secs(60)),
             }
-            Failed(code, why) => (Some(code), vec!["pod shop/web-0", why]),
-        };
-        assert_eq!(got.as_ref().map(Error::number), code, "{name}: {got:?}");
-        let text = got.map(|error| error.to_string()).unwrap_or_default();
-        assert!(parts.iter().all(|part| text.contains(part)), "{name}: {text}; expected {parts:?}");
-        assert!(started.elapsed() < Duration::from_secs(50), "{name}: {:?}", started.elapsed());
-    }
+        }
+    });
 }

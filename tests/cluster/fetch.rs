@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{env, fs};
 
 #[test]
@@ -35,7 +35,7 @@ fn only_pod_and_namespace_are_requested() {
 fn the_namespace_is_requested_only_if_needed() {
     let server = Server::plain(has_both);
     let path = kubeconfig("pod-only", &json!({"server": server.http()}), &json!({}));
-    let source = cluster::source(&api(&path, Duration::from_secs(1))).expect("a source");
+    let source = cluster::source(&api(&path, Duration::from_secs(60))).expect("a source");
     assert_eq!(source.facts(&wanted(), false).expect("facts").namespace, None);
     assert_eq!(server.lines(), [GET_POD]);
     assert!(!server.requests()[0].headers.contains_key("authorization"));
@@ -209,11 +209,9 @@ fn trusting(server: &Server, authority: &Authority) -> Value {
 
 /// Expects an error without retries: at most one connection for each of the two objects.
 fn fails_at_once(test: &str, server: &Server, cluster: &Value, user: &Value) -> Error {
-    let started = Instant::now();
     let error = facts_by(&kubeconfig(test, cluster, user)).expect_err("an error");
     assert_eq!(error.code, Code::InvalidConfig, "{error}");
     assert!(error.msg.contains("shop/web-0") && error.msg.contains(&server.https()), "{error}");
-    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
     assert!(server.connections() <= 2);
     assert_eq!(server.lines(), [""; 0]);
     error

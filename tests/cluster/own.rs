@@ -41,7 +41,7 @@ fn a_service_account_as_the_kubelet_mounts_it_is_accepted_unless_another_user_ow
     let server = Server::plain(|_| list(&[metadata("1")]));
     let directory = directory("own-mounted").join("account");
     write_account(&directory);
-    let exists = || has(Api::of_account(server.http(), directory.clone()), Duration::from_secs(10));
+    let exists = || has(Api::of_account(server.http(), directory.clone()), Duration::from_secs(60));
     let data = directory.join("..2026_11_22");
     fs::create_dir(&data).expect("made");
     fs::set_permissions(&directory, Permissions::from_mode(0o1777)).expect("set");
@@ -84,7 +84,7 @@ fn a_daemon_set_exists_if_the_list_has_it_and_it_is_not_being_deleted() {
         [("exists", vec![metadata("7")], true), ("ends", vec![deleting()], false), ("gone", vec![], false)]
     {
         let server = Server::plain(move |_| list(&found));
-        assert_eq!(has(account(name, &server), Duration::from_secs(10)), Ok(expected), "{name}");
+        assert_eq!(has(account(name, &server), Duration::from_secs(60)), Ok(expected), "{name}");
         assert_eq!(server.lines(), [format!("{LIST} HTTP/1.1")]);
     }
 }

@@ -401,7 +401,7 @@ fn every_script_prints_its_usage() {
     for (script, option) in scripts.iter().flat_map(|script| [(script, "-h"), (script, "--help")]) {
         let (directory, name) = script.rsplit_once('/').expect("a directory");
         let output = Command::new("timeout")
-            .args(["10", &format!("./{name}"), option])
+            .args(["120", &format!("./{name}"), option])
             .current_dir(root().join(directory))
             .output()
             .expect("timeout(1)");

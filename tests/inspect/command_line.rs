@@ -5,7 +5,6 @@ use crate::support::api::kubeconfig_of;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 const POD: &str = "
 kind: Pod
@@ -14,86 +13,15 @@ spec: {containers: [{name: app}, {name: istio-proxy}]}
 ";
 
 #[test]
-fn invalid_arguments_exit_with_2_and_name_what_is_expected() {
-    for (arguments, message) in [
-        (&["explain"][..], "expected a pod: -f FILE, or -n NAMESPACE POD"),
-        (&["explain", "-f", "/no/such/file"], "can't read /no/such/file: No such file"),
-        (
-            &["explain", "-f", "-", "--config", "-"],
-            "stdin can be read only once: expected - for only one of --file, --config and --namespace-file",
-        ),
-        (&["explain", "web"], "pod \"web\": unknown namespace; add -n NAMESPACE"),
-        (&["explain", "-n", "a"], "-n NAMESPACE POD"),
-        (&["explain", "-f", "-", "--rules", "pf"], "iptables"),
-        (
-            &["trace", "-f", "-", "--from", "me", "--to", "1.2.3.4:5/tcp"],
-            "invalid value 'me' for '--from <SENDER>': expected uid=UID, ",
-        ),
-        (
-            &["trace", "-f", "-", "--from", "uid=1", "--to", "1.2.3.4"],
-            "invalid value '1.2.3.4' for '--to <DESTINATION>': expected ADDRESS:PORT/tcp ",
-        ),
-        (
-            &["trace", "-f", "-", "--from", "uid=1", "--to", "1.2.3.4:53"],
-            "invalid value '1.2.3.4:53' for '--to <DESTINATION>': expected ADDRESS:PORT/tcp or ADDRESS:PORT/udp",
-        ),
-        (
-            &["trace", "-f", "-", "--from", "inbound:fd::1", "--to", "1.2.3.4:5/tcp"],
-            "expected two IPv4 or two IPv6 addresses, got --from fd::1 and --to 1.2.3.4",
-        ),
-        (&["rules"], "--pid"),
-        (&["rules", "-n", "shop"], "--pid"),
-        (&["rules", "-n", "shop", "--pid", "1"], "-n NAMESPACE POD"),
-        (&["rules", "web", "--container", "a"], "cannot be used with"),
-        (&["trace", "--live", "--from", "uid=1", "--to", "1.2.3.4:5/tcp"], "POD"),
-        (&["trace", "--netns", "a", "--pid", "1", "--from", "uid=1", "--to", "1.2.3.4:5/tcp"], "cannot be used with"),
-        (&["trace", "-f", "-", "--container", "a", "--from", "uid=1", "--to", "1.2.3.4:5/tcp"], "cannot be used with"),
-        (&["completion", "basic"], "bash"),
-        (&["nonsense"], "nonsense"),
-    ] {
-        let run = detour(arguments, POD, &[]);
-        assert_eq!(run.code, 2, "{arguments:?}: {run:?}");
-        assert!(run.stderr.contains(message) && run.stdout.is_empty(), "{arguments:?}: {run:?}");
-    }
-}
-
-#[test]
-fn invalid_input_exits_with_2() {
-    let list = file("foreign.conflist", r#"{"name": "l", "plugins": [{"type": "bridge"}]}"#);
-    for (arguments, stdin, message) in [
-        (&["explain", "-f", "-"][..], "kind: Service\nmetadata: {name: s}", "got Service s"),
-        (&["explain", "-f", "-"], "kind: [", "manifest -: "),
-        (
-            &["explain", "-f", "-", "--config", &list],
-            POD,
-            "expected one plugin of type detour or istio-cni or excludedns, got 0",
-        ),
-        (&["rules", "no-such-name"], "", "/run/netns/no-such-name: expected a network namespace, found none"),
-        (&["rules", "no-such-name"], "", "to select a pod, use -n NAMESPACE no-such-name"),
-        (&["rules", "/no/such/netns"], "", "/no/such/netns"),
-        (&["rules", "--pid", "1", "--root", "/no/such/root"], "", "--root /no/such/root: expected a directory"),
-        (&["explain", "-f", "-", "--config", "/no/such/conf"], POD, "/no/such/conf"),
-        (&["explain", "-f", "-", "--definitions", "/no/such/definitions"], POD, "/no/such/definitions"),
-        (&["explain", "-f", "-", "--namespace-file", "/no/such/namespace"], POD, "/no/such/namespace"),
-        (&["doctor", "--config", "/no/such/conf"], "", "--config /no/such/conf: No such file"),
-        (&["validate", "/no/such/conf"], "", "can't read /no/such/conf: No such file"),
-        (&["validate", "-", "--bin-dir", "/no/such/bin"], "{}", "--bin-dir /no/such/bin: No such file"),
-    ] {
-        let run = detour(arguments, stdin, &[]);
-        assert_eq!(run.code, 2, "{arguments:?}: {run:?}");
-        assert!(run.stderr.starts_with("error: ") && run.stderr.contains(message), "{arguments:?}: {run:?}");
-    }
-}
-
-#[test]
-fn problems_with_the_selected_object_exit_with_1() {
-    for (arguments, message) in [
-        (&["explain", "-n", "shop", "web"][..], "from another machine, use kubectl detour"),
-        (&["rules", "/dev/null"], "/dev/null: expected a network namespace, found none"),
-    ] {
-        let run = detour(arguments, "", &[]);
-        assert_eq!(run.code, 1, "{arguments:?}: {run:?}");
-        assert!(run.stderr.starts_with("error: ") && run.stderr.contains(message), "{arguments:?}: {run:?}");
+fn refused_commands_have_an_exit_code_and_name_what_is_expected() {
+    let rows: Vec<(i32, String, String, String)> =
+        serde_saphyr::from_str(include_str!("command_line.yaml")).expect("YAML");
+    for (code, arguments, stdin, message) in rows {
+        let stdin = if stdin == "POD" { POD } else { &stdin };
+        let run = detour(&arguments.split_whitespace().collect::<Vec<_>>(), stdin, &[]);
+        assert_eq!(run.code, code, "{arguments}: {run:?}");
+        assert!(run.stderr.contains(&message) && run.stdout.is_empty(), "{arguments}: {run:?}");
+        assert!(run.stderr.starts_with("error: "), "{arguments}: {run:?}");
     }
 }
 
@@ -136,12 +64,12 @@ fn the_kubeconfigs_of_users_are_left_to_kubectl() {
     }
 }
 
-/// The plugin retries for ten seconds. A user sees the cause at once.
+/// The plugin retries for ten seconds. A user sees the cause of the first attempt.
 #[test]
-fn an_unreachable_api_server_is_reported_at_once() {
+fn an_unreachable_api_server_is_reported_without_a_retry() {
     let kubeconfig = kubeconfig_of(&json!({"server": "http://127.0.0.1:1"}), &json!({"token": "t"}));
     let kubeconfig = file("config", &kubeconfig);
-    let conf = serde_json::json!({"name": "a", "type": "detour", "kubernetes": {"kubeconfig": *kubeconfig}});
+    let conf = json!({"name": "a", "type": "detour", "kubernetes": {"kubeconfig": *kubeconfig}});
     let conf = file("a.conf", &conf.to_string());
     let packet = ["--from", "uid=1", "--to", "1.2.3.4:5/tcp"];
     for command in [
@@ -151,9 +79,7 @@ fn an_unreachable_api_server_is_reported_at_once() {
         &[&["trace", "--live"][..], &packet].concat(),
     ] {
         let arguments = [command, &["-n", "shop", "web", "--config", &conf]].concat();
-        let started = Instant::now();
         let run = detour(&arguments, "", &[]);
-        assert!(started.elapsed() < Duration::from_secs(15), "{arguments:?}: {:?}", started.elapsed());
         assert!(run.code == 1 && run.stderr.contains("Connection refused"), "{arguments:?}: {run:?}");
         assert!(!run.stderr.contains("this node") && !run.stderr.contains("attempt"), "{arguments:?}: {run:?}");
     }
@@ -188,22 +114,13 @@ spec:
         detour(&["trace", "-f", "-", "--from", from, "--to", "1.2.3.4:443/tcp", "-o", "json"], pod, &[])
     };
     let message = trace(pod, "container=app").json();
-    assert_eq!(message["from"]["process"], serde_json::json!({"uid": 7, "gid": 8}));
+    assert_eq!(message["from"]["process"], json!({"uid": 7, "gid": 8}));
     assert_eq!(message["arrives_at"], "sidecar:15001");
     assert_eq!(trace(pod, "container=istio-proxy").json()["arrives_at"], "direct");
     assert_eq!(trace(pod, "container=debugger").json()["from"]["process"]["uid"], 9);
-    let none = detour(&["trace", "--pid", "1", "--from", "container=app", "--to", "1.2.3.4:443/tcp"], "", &[]);
     for (run, message) in [
         (trace(pod, "container=ap"), "--from: container \"ap\": pod shop/web: expected one of app, istio-proxy"),
         (trace(POD, "container=app"), "--from: container \"app\": pod shop/web: unknown UID: runAsUser is not set"),
-        (
-            trace(pod, "container="),
-            "invalid value 'container=' for '--from <SENDER>': expected uid=UID, uid=UID,gid=GID, container=NAME",
-        ),
-        (
-            none,
-            "--from: container \"app\": unknown pod; use container=app,uid=UID, or select the pod: --live -n NAMESPACE POD",
-        ),
     ] {
         assert!(run.code == 2 && run.stderr.contains(message), "{run:?}");
     }

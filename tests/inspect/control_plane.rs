@@ -1,9 +1,10 @@
-//! The parts of Istio's injected pods that detour depends on (conf/README.md), item by item, with pods from the
-//! injectors of several minor versions (`tests/golden/injected`).
+//! The parts of Istio's injected pods that detour depends on (conf/README.md), item by item (control_plane.yaml), with
+//! pods from the injectors of several minor versions (`tests/golden/injected`).
 
 use crate::run::detour;
 use detour_cni::networks;
 use detour_cni::pod::Pod;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -56,113 +57,64 @@ fn container<'a>(pod: &'a mut Value, name: &str) -> &'a mut Value {
     containers.find(|container| container["name"] == name).unwrap_or_else(|| panic!("no container {name}"))
 }
 
-fn proxy_env(pod: &mut Value, name: &str, value: &str) {
-    let env = container(pod, "istio-proxy")["env"].as_array_mut().expect("a list");
-    env.retain(|variable| variable["name"] != name);
-    env.push(json!({ "name": name, "value": value }));
+/// A change to an injected pod.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Change {
+    /// The annotation of the item's name; null removes it.
+    Annotation(Value),
+    /// The label of the item's name.
+    Label(String),
+    /// The variable of the item's name, of the proxy.
+    Env(String),
+    /// Keys of this container; null removes the container.
+    Container(String, Value),
+    MoveProxy,
 }
 
-/// The expected effect of a change to an injected pod.
+/// The expected effect of a change.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
 enum Effect {
     /// The pod is not redirected, with this text in the reason.
-    NotRedirected(&'static str),
+    NotRedirected(String),
     /// A setting has this value, with the item as its source.
-    Set(&'static str, Value),
+    Set(String, Value),
     /// The proxy has this UID and GID.
     Proxy(u32, u32),
     /// Nothing changes.
     None,
 }
 
-/// An item by its name in conf/README.md, a change to the pod, and the effect.
-type Item<Change = Box<dyn Fn(&mut Value)>> = (&'static str, Change, Effect);
+/// Returns the items by their names in conf/README.md.
+fn items() -> Vec<(String, Change, Effect)> {
+    serde_saphyr::from_str(include_str!("control_plane.yaml")).expect("YAML")
+}
 
-fn items() -> Vec<Item> {
-    use Effect::{None, NotRedirected, Proxy, Set};
-    let annotations: [(&str, &str, Effect); 11] = [
-        ("sidecar.istio.io/interceptionMode", "NONE", NotRedirected("NONE")),
-        ("sidecar.istio.io/interceptionMode", "TPROXY", Set("inbound_interception_mode", json!("TPROXY"))),
-        (
-            "traffic.sidecar.istio.io/includeOutboundIPRanges",
-            "10.0.0.0/8",
-            Set("outbound_ip_ranges_include", json!(["10.0.0.0/8"])),
-        ),
-        (
-            "traffic.sidecar.istio.io/excludeOutboundIPRanges",
-            "192.0.2.0/24",
-            Set("outbound_ip_ranges_exclude", json!(["192.0.2.0/24"])),
-        ),
-        ("traffic.sidecar.istio.io/includeInboundPorts", "8080", Set("inbound_ports_include", json!(["8080"]))),
-        (
-            "traffic.sidecar.istio.io/excludeInboundPorts",
-            "15020,9090",
-            Set("inbound_ports_exclude", json!(["15020", "9090", "15021", "15090"])),
-        ),
-        ("traffic.sidecar.istio.io/includeOutboundPorts", "3306", Set("outbound_ports_include", json!(["3306"]))),
-        ("traffic.sidecar.istio.io/excludeOutboundPorts", "3306", Set("outbound_ports_exclude", json!(["3306"]))),
-        ("traffic.sidecar.istio.io/excludeInterfaces", "net1", Set("exclude_interfaces", json!(["net1"]))),
-        ("istio.io/reroute-virtual-interfaces", "tap0", Set("reroute_virtual_interfaces", json!(["tap0"]))),
-        ("traffic.sidecar.istio.io/kubevirtInterfaces", "tap0", Set("reroute_virtual_interfaces", json!(["tap0"]))),
-    ];
-    let annotated = annotations.into_iter().map(|(key, value, effect)| -> Item {
-        (key, Box::new(move |pod| pod["metadata"]["annotations"][key] = value.into()), effect)
-    });
-    let others: Vec<Item<fn(&mut Value)>> = vec![
-        (
-            "sidecar.istio.io/status",
-            |pod| {
-                pod["metadata"]["annotations"].as_object_mut().expect("some").remove("sidecar.istio.io/status");
-            },
-            NotRedirected("sidecar.istio.io/status"),
-        ),
-        (
-            "sidecar.istio.io/inject",
-            |pod| pod["metadata"]["labels"]["sidecar.istio.io/inject"] = "false".into(),
-            NotRedirected("sidecar.istio.io/inject"),
-        ),
-        (
-            "istio-proxy",
-            |pod| container(pod, "istio-proxy")["name"] = "proxy".into(),
-            NotRedirected("no container is named istio-proxy"),
-        ),
-        ("istio-proxy", move_proxy, None),
-        ("args", |pod| container(pod, "istio-proxy")["args"] = json!(["proxy", "router"]), NotRedirected("router")),
-        (
-            "istio-init",
-            |pod| container(pod, "istio-validation")["name"] = "istio-init".into(),
-            NotRedirected("istio-init"),
-        ),
-        (
-            "istio-validation",
-            |pod| {
-                let containers = pod["spec"]["initContainers"].as_array_mut().expect("a list");
-                containers.retain(|container| container["name"] != "istio-validation");
-            },
-            None,
-        ),
-        (
-            "runAsUser",
-            |pod| container(pod, "istio-proxy")["securityContext"] = json!({"runAsUser": 77, "runAsGroup": 78}),
-            Proxy(77, 78),
-        ),
-        (
-            "runAsUser",
-            |pod| container(pod, "istio-proxy")["securityContext"] = json!({"runAsUser": 0, "runAsGroup": 1337}),
-            Proxy(1337, 1337),
-        ),
-        ("runAsUser", |pod| container(pod, "istio-proxy")["securityContext"] = json!({}), Proxy(1337, 1337)),
-        (
-            "ISTIO_META_DNS_CAPTURE",
-            |pod| proxy_env(pod, "ISTIO_META_DNS_CAPTURE", "false"),
-            Set("redirect_dns", json!(false)),
-        ),
-        ("INVALID_DROP", |pod| proxy_env(pod, "INVALID_DROP", "true"), Set("drop_invalid", json!(true))),
-        ("DISABLE_ENVOY", |pod| proxy_env(pod, "DISABLE_ENVOY", "true"), NotRedirected("DISABLE_ENVOY")),
-        ("ISTIO_META_INTERCEPTION_MODE", |pod| proxy_env(pod, "ISTIO_META_INTERCEPTION_MODE", "TPROXY"), None),
-        ("ISTIO_DUAL_STACK", |pod| proxy_env(pod, "ISTIO_DUAL_STACK", "false"), None),
-    ];
-    let others = others.into_iter().map(|(item, change, effect)| -> Item { (item, Box::new(change), effect) });
-    annotated.chain(others).collect()
+fn changed(pod: &Value, item: &str, change: &Change) -> Value {
+    let mut pod = pod.clone();
+    match change {
+        Change::Annotation(Value::Null) => {
+            pod["metadata"]["annotations"].as_object_mut().expect("annotations").remove(item);
+        }
+        Change::Annotation(value) => pod["metadata"]["annotations"][item] = value.clone(),
+        Change::Label(value) => pod["metadata"]["labels"][item] = value.as_str().into(),
+        Change::Env(value) => {
+            let env = container(&mut pod, "istio-proxy")["env"].as_array_mut().expect("a list");
+            env.retain(|variable| variable["name"] != item);
+            env.push(json!({ "name": item, "value": value }));
+        }
+        Change::Container(name, Value::Null) => {
+            let containers = pod["spec"]["initContainers"].as_array_mut().expect("a list");
+            containers.retain(|container| container["name"] != *name);
+        }
+        Change::Container(name, keys) => {
+            let container = container(&mut pod, name).as_object_mut().expect("a container");
+            container.extend(keys.as_object().expect("keys").clone());
+        }
+        Change::MoveProxy => move_proxy(&mut pod),
+    }
+    pod
 }
 
 /// Moves the proxy from the containers to the init containers, or back.
@@ -199,20 +151,18 @@ fn each_item_has_its_effect_in_every_version() {
     for (name, pod) in all_pods() {
         let before = explain(&pod);
         for (item, change, effect) in items() {
-            let mut pod = pod.clone();
-            change(&mut pod);
-            let report = explain(&pod);
+            let report = explain(&changed(&pod, &item, &change));
             match effect {
                 Effect::NotRedirected(reason) => {
                     assert_eq!(report["redirected"], false, "{name}, {item}: {report}");
-                    assert!(report["decision"].as_str().expect("text").contains(reason), "{name}, {item}: {report}");
+                    assert!(report["decision"].as_str().expect("text").contains(&reason), "{name}, {item}: {report}");
                 }
                 Effect::Set(key, value) => {
-                    let (found, sources) = setting(&report, key);
+                    let (found, sources) = setting(&report, &key);
                     assert_eq!(found, value, "{name}, {item}");
-                    let named = sources.iter().any(|source| source.as_str().is_some_and(|text| text.ends_with(item)));
+                    let named = sources.iter().any(|source| source.as_str().is_some_and(|text| text.ends_with(&item)));
                     assert!(named, "{name}, {item}: {sources:?}");
-                    assert_ne!(setting(&before, key).0, value, "{name}, {item}: it changes nothing");
+                    assert_ne!(setting(&before, &key).0, value, "{name}, {item}: it changes nothing");
                 }
                 Effect::Proxy(uid, gid) => {
                     assert_eq!(

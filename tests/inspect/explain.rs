@@ -1,8 +1,10 @@
-//! The report of `explain` for each decision, compared with `tests/golden/explain.md`. Set `UPDATE_GOLDEN` to
+//! The report of `explain` for each case of cases.yaml, compared with `tests/golden/explain.md`. Set `UPDATE_GOLDEN` to
 //! write it, and read the differences before you commit it.
 
-use crate::run::{detour, file};
+use crate::run::{Run, detour, file};
+use serde::Deserialize;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// A pod as OpenShift and Istio's injector modify it.
 pub(crate) fn pod() -> Value {
@@ -26,20 +28,7 @@ pub(crate) fn pod() -> Value {
     })
 }
 
-fn namespace(name: &Value) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Namespace",
-        "metadata": {
-            "name": name,
-            "annotations": {
-                "openshift.io/sa.scc.uid-range": "1000650000/10000",
-                "detour.io/exclude-gids": "55"
-            }
-        }
-    })
-}
-
-pub(crate) fn conf() -> Value {
+fn conf() -> Value {
     json!({
         "cniVersion": "1.1.0", "name": "istio-cni", "type": "detour",
         "kubernetes": { "kubeconfig": "/k", "exclude_namespaces": ["kube-system"], "agent_namespace": "mesh" },
@@ -51,180 +40,109 @@ pub(crate) fn conf() -> Value {
     })
 }
 
-/// A test case: its name in the golden file, and a function that changes the pod and the configuration above.
-pub(crate) type Case = (&'static str, fn(&mut Value, &mut Value));
-
 pub(crate) fn annotate(pod: &mut Value, key: &str, value: &str) {
     pod["metadata"]["annotations"][key] = value.into();
 }
 
-pub(crate) const CASES: [Case; 21] = [
-    ("redirected", |_, _| ()),
-    ("warnings", |pod, _| {
-        annotate(pod, "traffic.sidecar.istio.io/excludeOutboundIPRanges", "203.0.113.0/24");
-        annotate(pod, "traffic.sidecar.istio.io/excludeOutboundPorts", "9090");
-        annotate(pod, "traffic.sidecar.istio.io/excludeInboundPorts", "9090");
-        annotate(pod, "detour.io/exclude-uids", "1000650000");
-        annotate(pod, "traffic.sidecar.istio.io/excludeInboundPort", "8080");
-        pod["metadata"]["labels"] = json!({ "sidecar.istio.io/inject": "yess" });
-        let init = json!({ "name": "migrate", "securityContext": { "runAsUser": 7 } });
-        pod["spec"]["initContainers"].as_array_mut().expect("an array").push(init);
-    }),
-    ("tproxy-by-annotation", |pod, conf| {
-        annotate(pod, "sidecar.istio.io/interceptionMode", "TPROXY");
-        conf["chain"][0]["outbound_ports_exclude"] = "22,6379".into();
-        conf["args"] = json!({ "cni": { "istio-redirect": { "exclude_interfaces": "net1" } } });
-    }),
-    ("namespace-excluded", |pod, _| pod["metadata"]["namespace"] = "kube-system".into()),
-    ("agents-own", |pod, _| {
-        (pod["metadata"]["namespace"], pod["metadata"]["name"]) = ("mesh".into(), "detour-agent-x".into());
-    }),
-    ("not-in-chain", |_, conf| drop(conf["chain"].as_array_mut().expect("an array").remove(0))),
-    ("without-a-source-of-facts", |pod, conf| {
-        drop(pod["spec"]["containers"].as_array_mut().expect("an array").pop());
-        drop(conf["chain"].as_array_mut().expect("an array").remove(0));
-        conf["kubernetes"]["kubeconfig"] = Value::Null;
-    }),
-    ("host-network", |pod, _| pod["spec"]["hostNetwork"] = true.into()),
-    ("istio-init", |pod, _| pod["spec"]["initContainers"][0]["name"] = "istio-init".into()),
-    ("no-proxy", |pod, _| drop(pod["spec"]["containers"].as_array_mut().expect("an array").pop())),
-    ("envoy-disabled", |pod, _| {
-        pod["spec"]["containers"][1]["env"][0] = json!({ "name": "DISABLE_ENVOY", "value": "true" });
-    }),
-    ("not-a-sidecar", |pod, _| pod["spec"]["containers"][1]["args"][1] = "router".into()),
-    ("injection-refused", |pod, _| pod["metadata"]["labels"] = json!({ "sidecar.istio.io/inject": "false" })),
-    ("not-injected", |pod, _| {
-        drop(pod["metadata"]["annotations"].as_object_mut().expect("annotations").remove("sidecar.istio.io/status"))
-    }),
-    ("not-selected", |pod, _| annotate(pod, "k8s.v1.cni.cncf.io/networks", "shop/alt-net, storage@data0")),
-    // Istio's injector makes the sidecar the first init container.
-    ("native-sidecar", |pod, conf| {
-        let mut proxy = pod["spec"]["containers"].as_array_mut().expect("an array").pop().expect("a proxy");
-        proxy["restartPolicy"] = "Always".into();
-        let init = ["migrate", "log"].map(|name| json!({ "name": name, "securityContext": { "runAsUser": 7 } }));
-        let [migrate, mut log] = init;
-        log["restartPolicy"] = "Always".into();
-        let init = pod["spec"]["initContainers"].as_array_mut().expect("an array");
-        init.splice(0..0, [json!({ "name": "early" }), json!({ "name": "permissions" }), proxy]);
-        init.extend([migrate, log]);
-        conf["chain"]
-            .as_array_mut()
-            .expect("an array")
-            .push(json!({ "type": "container-exclude", "containers": "permissions" }));
-    }),
-    ("excluded-by-istio", |pod, _| {
-        annotate(pod, "traffic.sidecar.istio.io/excludeOutboundPorts", "25,465");
-        annotate(pod, "traffic.sidecar.istio.io/excludeInboundPorts", "9000");
-        annotate(pod, "traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.0/8");
-        annotate(pod, "traffic.sidecar.istio.io/excludeInterfaces", "net1");
-    }),
-    ("destinations", |pod, conf| {
-        annotate(pod, "detour.io/exclude-outbound-ports", "3306");
-        annotate(pod, "detour.io/exclude-outbound-ip-ranges", "10.20.0.0/16, fd20::/16");
-        conf["chain"].as_array_mut().expect("an array").push(json!({ "type": "destination-exclude" }));
-    }),
-    ("outside-the-bounds", |pod, conf| {
-        annotate(pod, "detour.io/exclude-uids", "1000650000,0-9");
-        annotate(pod, "detour.io/exclude-dns", "resolv-conf");
-        conf["allow"] = json!([{"gids": 55}, {"uids": "namespace-range", "namespaces": "shop"}]);
-        conf["chain"][2]["allow"] = json!({});
-        conf["outside_bounds"] = json!("ignore");
-        conf["kubernetes"]["cluster_dns"] = json!(["10.96.0.10"]);
-    }),
-    ("ambient", ambient),
-    ("mode-none", |pod, _| annotate(pod, "sidecar.istio.io/interceptionMode", "NONE")),
-];
-
-/// A pod in the ambient mesh that excludes UID 0, a port and a container.
-pub(crate) fn ambient(pod: &mut Value, conf: &mut Value) {
-    drop(pod["spec"]["containers"].as_array_mut().expect("an array").pop());
-    pod["metadata"]["annotations"] = json!({
-        "detour.io/exclude-outbound-ports": "3306",
-        "traffic.sidecar.istio.io/excludeOutboundPorts": "3306",
-        "k8s.v1.cni.cncf.io/networks": "default/istio-cni",
-    });
-    pod["metadata"]["labels"] = json!({ "istio.io/dataplane-mode": "ambient" });
-    conf["chain"] = json!([
-        { "type": "uid-exclude", "uids": [0] },
-        { "type": "container-exclude", "containers": "init-containers" },
-        { "type": "destination-exclude" },
-    ]);
+/// A case of cases.yaml, whose head explains the keys.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Changes {
+    namespace: Value,
+    annotations: BTreeMap<String, Value>,
+    pod: BTreeMap<String, Value>,
+    conf: BTreeMap<String, Value>,
+    code: i32,
 }
 
-/// With ztunnel in place of the sidecar.
-#[test]
-fn the_picture_and_traces_of_an_ambient_pod_show_ztunnel() {
-    let svg = explain("ambient-picture", ambient, &["--format", "svg"]).stdout;
-    for text in [">ztunnel<", ">15001<", ">15053<", ">15006<", "port 3306"] {
-        assert!(svg.contains(text), "{text}: {svg}");
-    }
-    assert!(!svg.contains("istio-proxy"), "{svg}");
-    let (mut pod, mut conf) = (pod(), conf());
-    ambient(&mut pod, &mut conf);
-    let conf = file("ambient.conf", &conf.to_string());
-    for (from, to, expected) in [
-        ("uid=1000650000", "192.0.2.1:443/tcp", "ztunnel:15001"),
-        ("uid=1000650000", "10.96.0.10:53/udp", "ztunnel:15053"),
-        ("uid=1000650000", "192.0.2.1:3306/tcp", "direct"),
-        ("uid=0", "[2001:db8::1]:443/tcp", "direct"),
-        ("inbound", "10.88.0.2:8080/tcp", "ztunnel:15006"),
-        ("inbound", "10.88.0.2:8080/tcp", "direct"),
-    ] {
-        if (from, expected) == ("inbound", "direct") {
-            annotate(&mut pod, "ambient.istio.io/bypass-inbound-capture", "true");
-        }
-        let arguments = ["trace", "-f", "-", "--config", &conf, "--from", from, "--to", to, "-o", "json"];
-        let trace = detour(&arguments, &pod.to_string(), &[]).json();
-        assert_eq!(trace["arrives_at"], expected, "{from} {to}: {trace:#}");
-    }
-    let bypass = |pod: &mut Value, conf: &mut Value| {
-        ambient(pod, conf);
-        annotate(pod, "ambient.istio.io/bypass-inbound-capture", "true");
-    };
-    let svg = explain("ambient-inbound", bypass, &["--format", "svg"]).stdout;
-    assert!(svg.contains(">15001<") && !svg.contains(">15006<"), "{svg}");
-    let notes = explain("ambient-inbound", bypass, &["-o", "json"]).json()["notes"].to_string();
-    assert!(notes.contains("bypass-inbound-capture is true: inbound connections bypass ztunnel"), "{notes}");
-}
-
-#[test]
-fn a_pod_with_a_sidecar_has_a_note_about_a_label_for_the_ambient_mesh() {
-    let (name, case) = CASES[0];
-    for (mode, noted) in [("ambient", true), ("none", false)] {
-        let mut pod = pod();
-        case(&mut pod, &mut conf());
-        pod["metadata"]["labels"] = json!({ "istio.io/dataplane-mode": mode });
-        let conf = file(&format!("{name}-labeled.conf"), &conf().to_string());
-        let report = detour(&["explain", "-f", "-", "--config", &conf, "-o", "json"], &pod.to_string(), &[]).json();
-        let note =
-            "label istio.io/dataplane-mode of the pod is ambient, but the pod has a sidecar, which takes precedence";
-        assert_eq!(report["notes"].as_array().expect("notes").contains(&note.into()), noted, "{report}");
+impl Default for Changes {
+    fn default() -> Self {
+        let namespace = json!({"openshift.io/sa.scc.uid-range": "1000650000/10000", "detour.io/exclude-gids": "55"});
+        let none = BTreeMap::new;
+        Self { namespace, annotations: none(), pod: none(), conf: none(), code: 0 }
     }
 }
 
-/// Multus runs a file in the directory of its network's name for every pod.
-#[test]
-fn a_file_of_multus_chain_applies_to_pods_that_select_no_network() {
-    let (mut pod, mut conf) = (pod(), conf());
-    annotate(&mut pod, "k8s.v1.cni.cncf.io/networks", "other/network");
-    conf["name"] = json!("vendor-cni-chain");
-    let conf = |place: &str| file(place, &conf.to_string());
-    for (place, redirected) in [("vendor-cni-chain/detour.conf", true), ("elsewhere/detour.conf", false)] {
-        let report = detour(&["explain", "-f", "-", "--config", &conf(place), "-o", "json"], &pod.to_string(), &[]);
-        assert_eq!(report.json()["redirected"], redirected, "{place}: {report:?}");
-        assert_eq!(report.stdout.contains("--config vendor-cni-chain/FILE.conf"), !redirected, "{report:?}");
+/// Sets the value at a JSON pointer.
+fn set(object: &mut Value, pointer: &str, value: Value) {
+    let (parent, key) = pointer.rsplit_once('/').expect("a pointer");
+    match object.pointer_mut(parent).unwrap_or_else(|| panic!("{pointer}: no parent")) {
+        Value::Array(list) if key == "-" => list.push(value),
+        Value::Array(list) if value.is_null() => drop(list.remove(key.parse().expect("an index"))),
+        Value::Array(list) => list[key.parse::<usize>().expect("an index")] = value,
+        parent => parent[key] = value,
     }
 }
 
-pub(crate) fn explain(name: &str, case: fn(&mut Value, &mut Value), more: &[&str]) -> crate::run::Run {
-    let (mut pod, mut conf) = (pod(), conf());
-    case(&mut pod, &mut conf);
-    let (conf, namespace) = (
-        file(&format!("{name}.conf"), &conf.to_string()),
-        file("namespace.json", &namespace(&pod["metadata"]["namespace"]).to_string()),
-    );
-    let arguments = ["explain", "-f", "-", "--config", &conf, "--namespace-file", &namespace];
-    detour(&[&arguments, more].concat(), &pod.to_string(), &[])
+/// A pod and the configuration that applies to it, in the file `NAME.conf`.
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) pod: Value,
+    pub(crate) conf: Value,
+    /// The annotations of the pod's namespace.
+    namespace: Value,
+    /// The exit code of `explain`.
+    code: i32,
+}
+
+impl Case {
+    pub(crate) fn all() -> Vec<Self> {
+        let cases: BTreeMap<String, Changes> = serde_saphyr::from_str(include_str!("cases.yaml")).expect("YAML");
+        let case = |(name, changes): (String, Changes)| {
+            let (mut pod, mut conf) = (pod(), conf());
+            let annotations = pod["metadata"]["annotations"].as_object_mut().expect("annotations");
+            annotations.extend(changes.annotations);
+            annotations.retain(|_, value| !value.is_null());
+            changes.pod.into_iter().for_each(|(pointer, value)| set(&mut pod, &pointer, value));
+            changes.conf.into_iter().for_each(|(pointer, value)| set(&mut conf, &pointer, value));
+            Self { name, pod, conf, namespace: changes.namespace, code: changes.code }
+        };
+        cases.into_iter().map(case).collect()
+    }
+
+    /// Returns a case of cases.yaml.
+    pub(crate) fn named(name: &str) -> Self {
+        Self::all().into_iter().find(|case| case.name == name).unwrap_or_else(|| panic!("no case {name}"))
+    }
+
+    /// Returns another case, which differs from the first one by this change.
+    pub(crate) fn new(change: impl FnOnce(&mut Value, &mut Value)) -> Self {
+        let mut case = Self::named("redirected");
+        change(&mut case.pod, &mut case.conf);
+        case
+    }
+
+    /// Runs `explain` with these further arguments.
+    pub(crate) fn explain(&self, more: &[&str]) -> Run {
+        self.run("explain", more)
+    }
+
+    /// Returns the report, of a pod that starts.
+    #[track_caller]
+    pub(crate) fn report(&self) -> Value {
+        self.explain(&["-o", "json"]).json()
+    }
+
+    #[track_caller]
+    pub(crate) fn picture(&self) -> String {
+        let run = self.explain(&["--format", "svg"]);
+        assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{run:?}");
+        run.stdout
+    }
+
+    /// Traces a packet.
+    pub(crate) fn trace(&self, from: &str, to: &str, more: &[&str]) -> Run {
+        self.run("trace", &[&["--from", from, "--to", to], more].concat())
+    }
+
+    fn run(&self, command: &str, more: &[&str]) -> Run {
+        let metadata = json!({"name": self.pod["metadata"]["namespace"], "annotations": self.namespace});
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
+        let namespace = file("namespace.json", &namespace.to_string());
+        let conf = file(&format!("{}.conf", self.name), &self.conf.to_string());
+        let arguments = [command, "-f", "-", "--config", &conf, "--namespace-file", &namespace];
+        detour(&[&arguments, more].concat(), &self.pod.to_string(), &[])
+    }
 }
 
 #[track_caller]
@@ -242,23 +160,22 @@ fn without_directories(text: &str) -> String {
 
 #[test]
 fn every_decision_is_explained() {
-    for (name, case) in CASES {
-        let run = explain(name, case, &[]);
-        assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{name}");
-        compare(name, &run.stdout);
+    for case in Case::all() {
+        let run = case.explain(&[]);
+        assert_eq!((run.code, run.stderr.as_str()), (case.code, ""), "{}", case.name);
+        compare(&case.name, &run.stdout);
     }
 }
 
 #[test]
 fn json_and_yaml_have_the_same_content() {
-    let (name, case) = CASES[1];
-    let json = explain(name, case, &["-o", "json"]);
+    let case = Case::named("warnings");
+    let json = case.explain(&["-o", "json"]);
     // The directory of the configuration differs in each run.
     let place = |report: &Value| report["configuration"]["places"][0].as_str().expect("a path").to_owned();
     let mut report = json.json();
     compare("warnings.json", &json.stdout.replace(&place(&report), "warnings.conf"));
-    let yaml = explain(name, case, &["-o", "yaml"]);
-    let read: Value = serde_saphyr::from_str(&yaml.stdout).expect("YAML");
+    let read: Value = serde_saphyr::from_str(&case.explain(&["-o", "yaml"]).stdout).expect("YAML");
     report["configuration"]["places"][0] = place(&read).into();
     report["networks"][0]["leads_to"] = place(&read).into();
     assert_eq!(read, report);
@@ -266,83 +183,83 @@ fn json_and_yaml_have_the_same_content() {
 
 #[test]
 fn only_the_last_condition_can_be_unmet() {
-    for (name, case) in CASES {
-        let report = explain(name, case, &["-o", "json"]).json();
+    for case in Case::all().into_iter().filter(|case| case.code == 0) {
+        let (name, report) = (&case.name, case.report());
         let holds: Vec<bool> =
             report["considered"].as_array().expect("rules").iter().map(|rule| rule["holds"] == true).collect();
         let (last, before) = holds.split_last().expect("a rule");
         assert!(before.iter().all(|holds| *holds), "{name}: {report}");
         assert_eq!(*last, report["redirected"] == true, "{name}: {report}");
-        assert_eq!(
-            report["settings"].as_array().expect("settings").is_empty(),
-            report["redirected"] == false,
-            "{name}"
-        );
+        let settings = report["settings"].as_array().expect("settings");
+        assert_eq!(settings.is_empty(), report["redirected"] == false, "{name}");
     }
 }
 
 #[test]
-fn invalid_annotations_fail_as_in_an_add() {
-    let run = explain("wrong", |pod, _| annotate(pod, "detour.io/exclude-uids", "root"), &[]);
-    let mut invalid = pod();
-    annotate(&mut invalid, "detour.io/exclude-uids", "root");
-    assert_eq!((run.code, run.stderr.as_str()), (1, ""));
-    let cause = "annotation \"detour.io/exclude-uids\" of pod shop/web-0: invalid value \"root\"; ";
-    assert!(run.stdout.starts_with(&format!("an ADD fails: {cause}")), "{}", run.stdout);
-    assert!(run.stdout.contains("\nPod shop/web-0 is not redirected: it does not start\n"), "{}", run.stdout);
-    let (pod, conf) = (invalid.to_string(), file("invalid.conf", &conf().to_string()));
-    let run = detour(&["explain", "-f", "-", "--config", &conf, "-o", "json"], &pod, &[]);
-    let report: Value = serde_json::from_str(&run.stdout).expect("JSON");
-    assert!(run.code == 1 && report["add_fails"].as_str().is_some_and(|why| why.starts_with(cause)), "{run:?}");
-    let svg = detour(&["explain", "-f", "-", "--config", &conf, "--format", "svg"], &pod, &[]);
-    assert!(svg.code == 1 && svg.stdout.contains(">an ADD fails: annotation"), "{svg:?}");
-    let packet = ["trace", "-f", "-", "--config", &conf, "--from", "uid=1", "--to", "1.2.3.4:5/tcp"];
-    let trace = detour(&packet, &pod, &[]);
-    assert!(trace.code == 1 && trace.stdout.starts_with(&format!("an ADD fails: {cause}")), "{trace:?}");
-}
-
-#[test]
-fn dialect_iptables_fails_for_a_pod_with_its_own_users() {
-    let own_users: fn(&mut Value, &mut Value) = |pod, conf| {
-        pod["spec"]["hostUsers"] = false.into();
-        conf["dialect"] = "iptables".into();
-    };
-    let run = explain("own-users", own_users, &["-o", "json"]);
-    let report: Value = serde_json::from_str(&run.stdout).expect("JSON");
-    assert_eq!((run.code, &report["warnings"][0]["code"]), (1, &json!("add-fails")));
-    let any: fn(&mut Value, &mut Value) = |pod, _| pod["spec"]["hostUsers"] = false.into();
-    assert_eq!(explain("own-users-any", any, &[]).code, 0);
-}
-
-#[test]
-fn an_exclusion_of_inbound_ports_that_are_not_captured_is_a_warning() {
-    let some: fn(&mut Value, &mut Value) = |pod, _| {
-        annotate(pod, "traffic.sidecar.istio.io/includeInboundPorts", "8080");
-        annotate(pod, "traffic.sidecar.istio.io/excludeInboundPorts", "9090");
-    };
-    let all: fn(&mut Value, &mut Value) =
-        |pod, _| annotate(pod, "traffic.sidecar.istio.io/excludeInboundPorts", "9090");
-    let warns = |name, case| explain(name, case, &["-o", "json"]).stdout.contains("inbound-exclusion-without-effect");
-    assert_eq!([warns("some-inbound", some), warns("all-inbound", all)], [true, false]);
-}
-
-#[test]
-fn a_configuration_without_a_source_of_facts_fails_as_in_an_add() {
-    let without: fn(&mut Value, &mut Value) = |_, conf| conf["kubernetes"]["kubeconfig"] = Value::Null;
-    let run = explain("without-source", without, &["-o", "json"]);
-    let report: Value = serde_json::from_str(&run.stdout).expect("JSON");
-    assert_eq!((run.code, run.stderr.as_str(), &report["redirected"]), (1, "", &json!(true)));
-    assert_eq!(report["warnings"][0]["code"], "add-fails");
-    let what = "the configuration has no source of pod facts";
-    assert_eq!(report["warnings"][0]["what"], what);
-    for more in [["--rules", "nft"], ["--format", "svg"]] {
-        let run = explain("without-source", without, &more);
-        assert!(run.code == 1 && !run.stdout.is_empty() && run.stderr.contains(what), "{run:?}");
+fn the_cause_of_a_failing_add_is_in_each_output() {
+    for (name, redirected, cause) in [
+        ("invalid-annotation", false, "annotation \"detour.io/exclude-uids\" of pod shop/web-0: "),
+        ("lacks-a-source-of-facts", true, "the configuration has no source of pod facts"),
+        ("own-users-with-iptables", true, "the pod has its own user namespace"),
+    ] {
+        let case = Case::named(name);
+        let run = case.explain(&["-o", "json"]);
+        let (report, code) = (run.parsed(), &run.parsed()["warnings"][0]["code"]);
+        assert_eq!((run.code, run.stderr.as_str(), &report["redirected"]), (1, "", &json!(redirected)), "{run:?}");
+        assert!(!redirected || code == "add-fails", "{report}");
+        assert!(report["add_fails"].as_str().is_some_and(|why| why.starts_with(cause)), "{report}");
+        let picture = case.explain(&["--format", "svg"]);
+        assert!(picture.code == 1 && picture.stdout.contains(">an ADD fails: "), "{picture:?}");
+        let rules = case.explain(&["--rules", "nft"]);
+        assert!(rules.code == 1 && rules.stderr.contains(&format!("an ADD fails: {cause}")), "{rules:?}");
+        assert_eq!(rules.stdout.contains("table inet detour-exclusions"), redirected, "{rules:?}");
+        let trace = case.trace("uid=1", "1.2.3.4:5/tcp", &[]);
+        assert!(trace.code == 1 && trace.stdout.starts_with(&format!("an ADD fails: {cause}")), "{trace:?}");
     }
+    // The built-in defaults are not a configuration.
     let several = json!({ "kind": "List", "items": [pod(), pod()] }).to_string();
     let conf = file("none.conf", &json!({ "name": "istio-cni", "type": "detour" }).to_string());
     assert_eq!(detour(&["explain", "-f", "-", "--config", &conf], &several, &[]).code, 1);
-    assert_eq!(detour(&["explain", "-f", "-"], &several, &[]).code, 0, "the built-in defaults are not a configuration");
+    assert_eq!(detour(&["explain", "-f", "-"], &several, &[]).code, 0);
+}
+
+/// With ztunnel in place of the sidecar.
+#[test]
+fn the_picture_and_traces_of_an_ambient_pod_show_ztunnel() {
+    let (ambient, without_inbound) = (Case::named("ambient"), Case::named("ambient-without-inbound"));
+    let svg = ambient.picture();
+    for text in [">ztunnel<", ">15001<", ">15053<", ">15006<", "port 3306"] {
+        assert!(svg.contains(text), "{text}: {svg}");
+    }
+    assert!(!svg.contains("istio-proxy"), "{svg}");
+    let svg = without_inbound.picture();
+    assert!(svg.contains(">15001<") && !svg.contains(">15006<"), "{svg}");
+    for (case, from, to, expected) in [
+        (&ambient, "uid=1000650000", "192.0.2.1:443/tcp", "ztunnel:15001"),
+        (&ambient, "uid=1000650000", "10.96.0.10:53/udp", "ztunnel:15053"),
+        (&ambient, "uid=1000650000", "192.0.2.1:3306/tcp", "direct"),
+        (&ambient, "uid=0", "[2001:db8::1]:443/tcp", "direct"),
+        (&ambient, "inbound", "10.88.0.2:8080/tcp", "ztunnel:15006"),
+        (&without_inbound, "inbound", "10.88.0.2:8080/tcp", "direct"),
+    ] {
+        let trace = case.trace(from, to, &["-o", "json"]).json();
+        assert_eq!(trace["arrives_at"], expected, "{from} {to}: {trace:#}");
+    }
+}
+
+/// Multus runs a file in the directory of its network's name for every pod.
+#[test]
+fn a_file_of_multus_chain_applies_to_pods_that_select_no_network() {
+    let mut case = Case::new(|pod, conf| {
+        annotate(pod, "k8s.v1.cni.cncf.io/networks", "other/network");
+        conf["name"] = json!("vendor-cni-chain");
+    });
+    for (place, redirected) in [("vendor-cni-chain/detour", true), ("elsewhere/detour", false)] {
+        case.name = place.to_owned();
+        let report = case.explain(&["-o", "json"]);
+        assert_eq!(report.json()["redirected"], redirected, "{place}: {report:?}");
+        assert_eq!(report.stdout.contains("--config vendor-cni-chain/FILE.conf"), !redirected, "{report:?}");
+    }
 }
 
 /// The answer first, and no setting that has its default.
@@ -352,7 +269,7 @@ fn the_report_about_a_pod_fits_on_a_screen_with_the_answer_first() {
     let (pod, config) = (conf("openshift-vault-pod.yaml"), conf("openshift-vault.conf"));
     let of = |more: &[&str], columns: &str| {
         let run = detour(&[&["explain", "-f", &pod, "--config", &config], more].concat(), "", &[("COLUMNS", columns)]);
-        assert_eq!(run.code, 0, "{run:?}");
+        assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{run:?}");
         run.stdout
     };
     let text = of(&[], "80");
@@ -361,7 +278,7 @@ fn the_report_about_a_pod_fits_on_a_screen_with_the_answer_first() {
         text.starts_with("Pod shop/web-0 is redirected: the pod has an injected sidecar\nConfiguration: "),
         "{text}"
     );
-    assert!(!text.contains("  default\n") && text.contains("--all"), "{text}");
+    assert!(!text.contains("  default\n") && !text.contains("Warnings") && text.contains("--all"), "{text}");
     let place = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
     assert!(place("Bypasses the sidecar") < place("Init containers"), "{text}");
     assert!(place("Init containers") < place("Settings that differ"), "{text}");
@@ -371,15 +288,15 @@ fn the_report_about_a_pod_fits_on_a_screen_with_the_answer_first() {
 
 #[test]
 fn many_exclusions_are_one_line_and_an_id_of_no_container_is_named() {
-    let many: fn(&mut Value, &mut Value) = |_, conf| {
+    let many = Case::new(|_, conf| {
         let uids: Vec<String> = (0..1500).map(|index| (2000 + 2 * index).to_string()).collect();
         conf["chain"][1]["uids"] = json!(uids);
-    };
-    let text = explain("many", many, &[]).stdout;
+    });
+    let text = many.explain(&[]).stdout;
     assert!(text.contains("  1,500 UIDs: 2000, 2002, 2004, … (--all)"), "{text}");
-    assert!(explain("many-all", many, &["--all"]).stdout.contains("uid 4998"));
-    let unknown: fn(&mut Value, &mut Value) = |_, conf| conf["chain"][1]["uids"] = json!(["4711", "1337", "5000-5009"]);
-    let text = explain("unknown-id", unknown, &[]).stdout;
+    assert!(many.explain(&["--all"]).stdout.contains("uid 4998"));
+    let unknown = Case::new(|_, conf| conf["chain"][1]["uids"] = json!(["4711", "1337", "5000-5009"]));
+    let text = unknown.explain(&[]).stdout;
     let line = |who: &str| text.lines().find(|line| line.contains(who)).unwrap_or_else(|| panic!("{who}: {text}"));
     for who in ["uid 4711", "uid 5000-5009"] {
         assert!(line(who).contains("no container has this ID"), "{text}");
@@ -388,74 +305,22 @@ fn many_exclusions_are_one_line_and_an_id_of_no_container_is_named() {
 }
 
 #[test]
-fn the_rule_format_is_that_of_an_add() {
-    for (change, format, hop) in [
-        ((|_, _| ()) as fn(&mut Value, &mut Value), "iptables, the default, if the kernel has it", "-j ISTIO_OUTPUT"),
-        (|_, conf| conf["dialect"] = "nftables".into(), "nftables, set by dialect", "jump ISTIO_OUTPUT"),
-        (
-            |pod, _| pod["spec"]["hostUsers"] = false.into(),
-            "nftables, because the pod has its own",
-            "jump ISTIO_OUTPUT",
-        ),
-    ] {
-        let text = explain("format", change, &[]).stdout;
-        assert!(text.contains(&format!("\nRule format: {format}")), "{text}");
-        let (mut pod, mut conf) = (pod(), conf());
-        change(&mut pod, &mut conf);
-        let conf = file("format.conf", &conf.to_string());
-        let arguments = ["trace", "-f", "-", "--config", &conf, "--from", "uid=7", "--to", "1.2.3.4:5/tcp"];
-        let trace = detour(&arguments, &pod.to_string(), &[]).stdout;
+fn a_trace_has_the_rules_of_the_pods_rule_format_up_to_the_deciding_one() {
+    for (name, hop) in
+        [("redirected", "-j ISTIO_OUTPUT"), ("nftables", "jump ISTIO_OUTPUT"), ("own-users", "jump ISTIO_OUTPUT")]
+    {
+        let trace = Case::named(name).trace("uid=7", "10.96.0.10:53/udp", &[]).stdout;
         assert!(trace.contains(hop), "{trace}");
+        let last = trace.lines().rfind(|line| line.starts_with("  ") && !line.contains("zone")).expect("rules");
+        assert!(last.contains("»"), "{trace}");
     }
 }
 
 #[test]
-fn a_trace_ends_with_the_deciding_rule_and_gives_the_reason_of_a_direct_packet() {
-    let conf = file("reason.conf", &conf().to_string());
-    let of = |pod: &Value, from: &str| {
-        detour(
-            &["trace", "-f", "-", "--config", &conf, "--from", from, "--to", "10.96.0.10:53/udp"],
-            &pod.to_string(),
-            &[],
-        )
-    };
-    let captured = of(&pod(), "uid=7").stdout;
-    let last = captured.lines().rfind(|line| line.starts_with("  ") && !line.contains("zone")).expect("rules");
-    assert!(last.contains("»"), "{captured}");
-    let mut without = pod();
-    without["spec"]["containers"].as_array_mut().expect("a list").truncate(1);
-    let direct = of(&without, "uid=7").stdout;
-    assert!(direct.contains("→ direct\nReason: not redirected: no container is named istio-proxy\n"), "{direct}");
-    let mut host = pod();
-    host["spec"]["hostNetwork"] = true.into();
-    let direct = of(&host, "uid=7").stdout;
-    assert!(direct.starts_with("10.96.0.10:53/udp from uid 7, gid 0 → direct\n"), "{direct}");
-}
-
-/// And the warning about the init container does not advise to add the annotation again.
-#[test]
-fn a_request_without_its_sub_plugin_is_a_warning_with_the_line_to_add() {
-    for (key, value, sub_plugin) in [
-        ("detour.io/exclude-containers", "vault-agent-init", "container-exclude"),
-        ("detour.io/exclude-uids", "8, 7", "uid-exclude"),
-    ] {
-        let (mut pod, mut conf) = (pod(), conf());
-        pod["spec"]["initContainers"][0]["securityContext"]["runAsUser"] = 7.into();
-        annotate(&mut pod, key, value);
-        conf["chain"] = json!([{"type": "istio-redirect"}]);
-        let conf = file("ignored.conf", &conf.to_string());
-        let arguments = ["explain", "-f", "-", "--config", &conf, "-o", "json"];
-        let report = detour(&arguments, &pod.to_string(), &[]).json();
-        let warnings = report["warnings"].as_array().expect("warnings");
-        let of = |code: &str| warnings.iter().find(|one| one["code"] == code).unwrap_or_else(|| panic!("{report:#}"));
-        let (ignored, early) = (of("not-in-chain"), of("init-container-too-early"));
-        let what = ignored["what"].as_str().unwrap_or_default();
-        let why = format!("the sub-plugin chain has no {sub_plugin}");
-        assert!(what.contains(key) && what.ends_with(&why), "{report:#}");
-        let line = format!("add {{\"type\": \"{sub_plugin}\"}} to the sub-plugin chain of the configuration");
-        assert_eq!(ignored["next"], line);
-        let next = format!("annotation {key} names it already: see the warning about this annotation");
-        assert_eq!(early["next"], next);
-        assert!(!report["notes"].to_string().contains(key), "{report:#}");
+fn a_trace_gives_the_reason_of_a_direct_packet() {
+    let reason = "→ direct\nReason: not redirected: no container is named istio-proxy\n";
+    for (name, expected) in [("no-proxy", reason), ("host-network", " from uid 7, gid 0 → direct\n")] {
+        let direct = Case::named(name).trace("uid=7", "10.96.0.10:53/udp", &[]).stdout;
+        assert!(direct.starts_with("10.96.0.10:53/udp from uid 7") && direct.contains(expected), "{direct}");
     }
 }

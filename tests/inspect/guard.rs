@@ -1,75 +1,18 @@
-//! What `explain` and `trace` say about pods with the guard.
+//! Where `trace` ends for pods with the guard. `explain` has cases of it in cases.yaml.
 
-use crate::explain::pod;
-use crate::run::{Run, detour, file};
+use crate::explain::Case;
 use serde_json::{Value, json};
 
-const REJECTED: &str = "Guard: packets that neither the redirection nor an exclusion explains are rejected chain[";
-
-/// A configuration with the guard and, with `redirects`, the redirection.
-fn conf(redirects: bool) -> Value {
-    let mut chain = vec![json!({ "type": "uid-exclude", "uids": [1337] })];
-    chain.extend(redirects.then(|| json!({ "type": "istio-redirect" })));
-    chain.push(json!({ "type": "mesh-guard", "exclude_namespace_selector": { "matchLabels": { "guard": "off" } } }));
-    let kubernetes = json!({ "kubeconfig": "/k" });
-    json!({ "cniVersion": "1.1.0", "name": "istio-cni", "type": "detour", "kubernetes": kubernetes, "chain": chain })
-}
-
-fn run(command: &str, pod: &Value, conf: &Value, more: &[&str]) -> Run {
-    let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "shop" } });
-    let (conf, namespace) = (file("c.conf", &conf.to_string()), file("namespace.yaml", &namespace.to_string()));
-    let arguments = [command, "-f", "-", "--config", &conf, "--namespace-file", &namespace];
-    detour(&[&arguments, more].concat(), &pod.to_string(), &[])
-}
-
-fn explained(pod: &Value, conf: &Value) -> (String, Value) {
-    let text = run("explain", pod, conf, &[]).stdout;
-    let words: Vec<&str> = text.split_whitespace().collect();
-    (words.join(" "), run("explain", pod, conf, &["-o", "json"]).json())
-}
-
-fn ambient() -> Value {
-    let mut pod = pod();
-    drop(pod["spec"]["containers"].as_array_mut().expect("an array").pop());
-    pod["metadata"]["annotations"] = json!({ "k8s.v1.cni.cncf.io/networks": "default/istio-cni" });
-    pod["metadata"]["labels"] = json!({ "istio.io/dataplane-mode": "ambient" });
-    pod
-}
-
 #[test]
-fn explain_says_that_an_unexplained_packet_is_rejected() {
-    for (pod, redirects, block) in [
-        (pod(), true, "chain[2]"),
-        (pod(), false, "chain[1]"),
-        (ambient(), true, "chain[2]"),
-        (ambient(), false, "chain[1]"),
+fn the_report_has_the_guard_that_a_pod_has() {
+    for (name, guard) in [
+        ("guard", json!({ "unexplained": "rejected", "sources": ["chain[2]"] })),
+        ("guard-alone", json!({ "unexplained": "rejected", "sources": ["chain[1]"] })),
+        ("guard-of-a-pod-with-istio-init", Value::Null),
+        ("guard-of-a-pod-without-injection", Value::Null),
     ] {
-        let (text, report) = explained(&pod, &conf(redirects));
-        assert!(text.contains(REJECTED) && text.contains(block), "{text}");
-        assert_eq!(report["guard"], json!({ "unexplained": "rejected", "sources": [block] }), "{report:#}");
+        assert_eq!(Case::named(name).report()["guard"], guard, "{name}");
     }
-}
-
-#[test]
-fn explain_says_nothing_of_a_guard_that_the_pod_does_not_have() {
-    let mut without = conf(true);
-    drop(without["chain"].as_array_mut().expect("an array").pop());
-    let mut injected = pod();
-    injected["metadata"]["labels"] = json!({ "sidecar.istio.io/inject": "false" });
-    for (pod, conf) in [(pod(), without), (injected, conf(false))] {
-        let (text, report) = explained(&pod, &conf);
-        assert!(!text.contains(REJECTED), "{text}");
-        assert_eq!(report["guard"], Value::Null, "{report:#}");
-    }
-}
-
-#[test]
-fn explain_names_istio_cni_as_the_way_out_for_a_pod_with_istio_init() {
-    let mut pod = pod();
-    pod["spec"]["initContainers"][0]["name"] = "istio-init".into();
-    let (text, report) = explained(&pod, &conf(false));
-    assert!(text.contains("the pod gets no guard") && text.contains("use Istio's CNI plugin"), "{text}");
-    assert_eq!(report["guard"], Value::Null, "{report:#}");
 }
 
 /// Without the redirection of the configuration, another program redirects; if it does not, the packet ends at the guard.
@@ -84,18 +27,16 @@ fn trace_ends_at_the_guard_where_no_redirection_is() {
         ("uid=1000650000", "198.51.100.20:514/udp", "direct", "direct", ""),
         ("inbound", "10.0.0.2:15021/tcp", "direct", "direct", ""),
     ];
+    let (redirects, alone) = (Case::named("guard"), Case::named("guard-alone"));
     for (from, to, redirected, missing, chain) in packets {
-        let arguments = ["--pod-ip", "10.0.0.2", "--from", from, "--to", to];
-        for (redirects, expected) in [(true, redirected), (false, missing)] {
-            let text = run("trace", &pod(), &conf(redirects), &arguments).stdout;
+        for (case, expected) in [(&redirects, redirected), (&alone, missing)] {
+            let text = case.trace(from, to, &["--pod-ip", "10.0.0.2"]).stdout;
             assert!(text.lines().next().is_some_and(|line| line.ends_with(expected)), "{from} to {to}: {text}");
-            let json = run("trace", &pod(), &conf(redirects), &[&arguments[..], &["-o", "json"]].concat()).json();
+            let json = case.trace(from, to, &["--pod-ip", "10.0.0.2", "-o", "json"]).json();
             assert_eq!(json["arrives_at"], expected, "{from} to {to}: {json:#}");
             if expected == "rejected" {
-                assert_eq!(
-                    (&json["decided_by"]["table"], &json["decided_by"]["chain"]),
-                    (&json!("detour-exclusions"), &json!(chain))
-                );
+                let decided = (&json["decided_by"]["table"], &json["decided_by"]["chain"]);
+                assert_eq!(decided, (&json!("detour-exclusions"), &json!(chain)));
                 assert!(text.contains(chain), "{text}");
             }
         }

@@ -6,35 +6,7 @@ use serde_json::{Value, json};
 const CONTAINERS: &str = "[{name: app, securityContext: {runAsUser: 1000}}, {name: istio-proxy}]";
 
 /// A Deployment as `istioctl kube-inject` prints it, one that is not injected, a CronJob, a pod, and others.
-fn all() -> String {
-    let injected =
-        format!("{{metadata: {{annotations: {{sidecar.istio.io/status: x}}}}, spec: {{containers: {CONTAINERS}}}}}");
-    format!(
-        "---
-# Only a comment
----
-apiVersion: v1
-kind: Service
-metadata: {{name: web, namespace: shop}}
----
-apiVersion: apps/v1
-kind: Deployment
-metadata: {{name: web, namespace: shop}}
-spec: {{template: {injected}}}
----
-kind: List
-items:
-- {{kind: ConfigMap, metadata: {{name: settings}}}}
-- {{kind: StatefulSet, metadata: {{name: db, namespace: shop}}, spec: {{template: {{spec: {{containers: [{{name: db}}]}}}}}}}}
-- {{kind: CronJob, metadata: {{name: web, namespace: jobs}}, spec: {{jobTemplate: {{spec: {{template: {injected}}}}}}}}}
-- {{kind: Namespace, metadata: {{name: jobs, annotations: {{detour.io/exclude-uids: '7'}}}}}}
----
-kind: Pod
-metadata: {{name: alone, namespace: shop, annotations: {{sidecar.istio.io/status: x}}}}
-spec: {{containers: {CONTAINERS}}}
-"
-    )
-}
+const ALL: &str = include_str!("manifests.yaml");
 
 fn pods(said: &Value) -> Vec<(&str, &Value, bool)> {
     let list = said.as_array().expect("a list");
@@ -45,7 +17,7 @@ fn pods(said: &Value) -> Vec<(&str, &Value, bool)> {
 
 #[test]
 fn every_pod_and_pod_template_is_explained() {
-    let run = detour(&["explain", "-f", "-", "-o", "json"], &all(), &[]);
+    let run = detour(&["explain", "-f", "-", "-o", "json"], ALL, &[]);
     let said = run.json();
     assert_eq!(
         pods(&said),
@@ -60,9 +32,9 @@ fn every_pod_and_pod_template_is_explained() {
     assert_eq!(excluded, [&Value::Null, &Value::Null, &json!("uid 7"), &Value::Null], "the namespace in the same file");
     assert_eq!(said[1]["warnings"][0]["code"], "template-without-sidecar");
     assert_eq!(run.stderr, "note: -: skipped objects without a pod: Service shop/web, ConfigMap settings\n");
-    let yaml = detour(&["explain", "-f", "-", "-o", "yaml"], &all(), &[]).stdout;
+    let yaml = detour(&["explain", "-f", "-", "-o", "yaml"], ALL, &[]).stdout;
     assert_eq!(serde_saphyr::from_str::<Value>(&yaml).expect("YAML"), said);
-    let table = detour(&["explain", "-f", "-"], &all(), &[]).stdout;
+    let table = detour(&["explain", "-f", "-"], ALL, &[]).stdout;
     let headings: Vec<&str> = table.lines().filter(|line| line.ends_with("/web") || line.ends_with("/alone")).collect();
     assert_eq!(headings, ["Deployment shop/web", "CronJob jobs/web", "Pod shop/alone"], "{table}");
     assert!(table.contains("Pod shop/web-* of Deployment shop/web is redirected: "), "{table}");
@@ -70,7 +42,7 @@ fn every_pod_and_pod_template_is_explained() {
 
 #[test]
 fn pods_are_selected_by_name_kind_and_namespace() {
-    let explain = |more: &[&str]| detour(&[&["explain", "-f", "-", "-o", "json"], more].concat(), &all(), &[]);
+    let explain = |more: &[&str]| detour(&[&["explain", "-f", "-", "-o", "json"], more].concat(), ALL, &[]);
     assert_eq!(explain(&["cronjob/web"]).json()["template_of"], "CronJob jobs/web");
     assert_eq!(explain(&["-n", "jobs"]).json()["template_of"], "CronJob jobs/web");
     assert_eq!(explain(&["web", "-n", "shop"]).json()["template_of"], "Deployment shop/web");
@@ -88,18 +60,18 @@ fn commands_for_one_pod_refuse_several_and_list_them() {
     let trace = ["trace", "-f", "-", "--from", "uid=1000", "--to", "1.2.3.4:5/tcp"];
     for arguments in [&trace[..], &["explain", "-f", "-", "--rules", "nft"], &["explain", "-f", "-", "--format", "svg"]]
     {
-        let run = detour(arguments, &all(), &[]);
+        let run = detour(arguments, ALL, &[]);
         assert!(run.code == 2 && run.stdout.is_empty(), "{run:?}");
         let said = "expected one pod or pod template, got Deployment shop/web, StatefulSet shop/db, CronJob jobs/web, \
                     Pod shop/alone; select one by name";
         assert!(run.stderr.contains(said), "{run:?}");
-        assert_eq!(detour(&[arguments, &["alone"]].concat(), &all(), &[]).code, 0);
+        assert_eq!(detour(&[arguments, &["alone"]].concat(), ALL, &[]).code, 0);
     }
 }
 
 #[test]
 fn an_invalid_pod_does_not_hide_the_others() {
-    let wrong = all().replace(
+    let wrong = ALL.replace(
         "{name: alone, namespace: shop, annotations: {",
         "{name: alone, annotations: {detour.io/exclude-uids: root, ",
     );

@@ -1,30 +1,26 @@
 //! The picture of `explain --format svg`.
 
-use crate::explain::{CASES, annotate, conf, explain, pod};
-use crate::run::{detour, file};
-use serde_json::{Value, json};
+use crate::explain::{Case, annotate};
+use serde_json::json;
 
 #[test]
 fn the_picture_is_self_contained() {
-    let run = explain("picture", CASES[0].1, &["--format", "svg"]);
-    assert_eq!(run.code, 0, "{run:?}");
-    assert!(run.stdout.starts_with("<svg ") && run.stdout.trim_end().ends_with("</svg>"), "{}", run.stdout);
+    let svg = Case::named("redirected").picture();
+    assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"), "{svg}");
     for part in ["web", "vault-agent-init", "15001", "15006", "15053", "UID 1337", "prefers-color-scheme"] {
-        assert!(run.stdout.contains(part), "{part}: {}", run.stdout);
+        assert!(svg.contains(part), "{part}: {svg}");
     }
-    for outside in ["href", "url(http", "@import", "<image", "<script"] {
-        assert!(!run.stdout.contains(outside), "{outside}");
+    for outside in ["href", "url(http", "@import", "<image", "<script", "var("] {
+        assert!(!svg.contains(outside), "{outside}");
     }
-    assert!(run.stdout.contains(">not a native sidecar<"), "{}", run.stdout);
-    let native: fn(&mut Value, &mut Value) = |pod, _| {
+    assert!(svg.contains(">not a native sidecar<"), "{svg}");
+    let native = Case::new(|pod, _| {
         annotate(pod, "detour.io/exclude-outbound-ports-for-uids", "tcp:443:1001");
         annotate(pod, "detour.io/exclude-uids", "1337");
-        let containers = pod["spec"]["containers"].as_array_mut().expect("a list");
-        let proxy = containers.iter().position(|container| container["name"] == "istio-proxy").expect("a sidecar");
-        let proxy = containers.remove(proxy);
+        let proxy = pod["spec"]["containers"].as_array_mut().expect("a list").pop().expect("a sidecar");
         pod["spec"]["initContainers"].as_array_mut().expect("a list").insert(0, proxy);
-    };
-    let native = explain("native-picture", native, &["--format", "svg"]).stdout;
+    });
+    let native = native.picture();
     for text in [
         "native sidecar",
         "tcp port 443",
@@ -39,15 +35,14 @@ fn the_picture_is_self_contained() {
 #[test]
 fn long_texts_of_a_picture_have_a_tooltip() {
     let ports = (8000..8040).map(|port| port.to_string()).collect::<Vec<_>>();
-    let (name, _) = CASES[0];
-    let (mut pod, mut conf) = (pod(), conf());
-    annotate(&mut pod, "traffic.sidecar.istio.io/excludeInboundPorts", &ports.join(","));
-    annotate(&mut pod, "traffic.sidecar.istio.io/excludeOutboundPorts", &ports.join(","));
-    pod["metadata"]["name"] = "n".repeat(200).into();
-    conf["chain"][0]["redirect_dns"] = false.into();
-    pod["spec"]["containers"][1]["env"] = json!([]);
-    let conf = file(&format!("{name}-long.conf"), &conf.to_string());
-    let svg = detour(&["explain", "-f", "-", "--config", &conf, "--format", "svg"], &pod.to_string(), &[]).stdout;
+    let long = Case::new(|pod, conf| {
+        annotate(pod, "traffic.sidecar.istio.io/excludeInboundPorts", &ports.join(","));
+        annotate(pod, "traffic.sidecar.istio.io/excludeOutboundPorts", &ports.join(","));
+        pod["metadata"]["name"] = "n".repeat(200).into();
+        conf["chain"][0]["redirect_dns"] = false.into();
+        pod["spec"]["containers"][1]["env"] = json!([]);
+    });
+    let svg = long.picture();
     let ports = ports.join(", ");
     for (line, whole) in [
         ("Pod shop/nnn", format!("Pod shop/{}", "n".repeat(200))),
@@ -66,24 +61,17 @@ fn long_texts_of_a_picture_have_a_tooltip() {
 }
 
 #[test]
-fn the_picture_shows_traffic_that_istio_init_captures_without_css_variables() {
-    let istio_init: fn(&mut Value, &mut Value) = |pod, conf| {
-        pod["spec"]["initContainers"].as_array_mut().expect("a list").push(json!({"name": "istio-init"}));
-        conf["chain"] = json!([{"type": "istio-redirect"}]);
-    };
-    let svg = explain("istio-init-picture", istio_init, &["--format", "svg"]).stdout;
+fn the_picture_shows_who_captures_traffic_and_which_traffic_is_lost() {
+    let mut by_istio_init = Case::named("istio-init");
+    by_istio_init.conf["chain"] = json!([{"type": "istio-redirect"}]);
+    let svg = by_istio_init.picture();
     assert!(svg.contains("captured by istio-init") && !svg.contains(">everything<"), "{svg}");
-    assert!(!svg.contains("var("), "{svg}");
-}
-
-/// Init containers that start before the sidecar, without an exclusion.
-#[test]
-fn the_picture_shows_lost_traffic_and_a_legend_of_what_occurs() {
-    let lost: fn(&mut Value, &mut Value) = |pod, conf| {
+    // An init container starts before the sidecar, without an exclusion.
+    let svg = Case::new(|pod, conf| {
         pod["spec"]["initContainers"][0]["securityContext"]["runAsUser"] = 7.into();
         conf["chain"] = json!([{"type": "istio-redirect"}]);
-    };
-    let svg = explain("lost-picture", lost, &["--format", "svg"]).stdout;
+    })
+    .picture();
     for part in [">lost: no sidecar yet<", ">captured and lost<", "way lost"] {
         assert!(svg.contains(part), "{part}: {svg}");
     }
@@ -129,7 +117,7 @@ fn labels(svg: &str) -> Vec<Label> {
 /// Also where texts are as long as they can be.
 #[test]
 fn labels_do_not_touch_each_other_or_the_edge() {
-    let long: fn(&mut Value, &mut Value) = |pod, conf| {
+    let long = Case::new(|pod, conf| {
         let ports = (8000..8040).map(|port| port.to_string()).collect::<Vec<_>>().join(",");
         annotate(pod, "traffic.sidecar.istio.io/excludeInboundPorts", &ports);
         annotate(pod, "detour.io/exclude-outbound-ports-for-uids", &format!("tcp:{ports}:1001"));
@@ -140,11 +128,10 @@ fn labels_do_not_touch_each_other_or_the_edge() {
         let init = json!({"name": "i".repeat(63), "securityContext": {"runAsUser": 7}});
         pod["spec"]["initContainers"].as_array_mut().expect("a list").push(init);
         conf["chain"].as_array_mut().expect("a list").push(json!({"type": "container-exclude"}));
-    };
-    let fails: fn(&mut Value, &mut Value) = |pod, _| annotate(pod, "detour.io/exclude-uids", &"x".repeat(300));
-    let cases = CASES.into_iter().chain([("long-picture", long), ("failing-picture", fails)]);
-    for (name, case) in cases {
-        let svg = explain(name, case, &["--format", "svg"]).stdout;
+    });
+    let fails = Case::new(|pod, _| annotate(pod, "detour.io/exclude-uids", &"x".repeat(300)));
+    for case in Case::all().iter().chain([&long, &fails]) {
+        let (name, svg) = (&case.name, case.explain(&["--format", "svg"]).stdout);
         let width = svg.split_once("width=\"").and_then(|(_, rest)| rest.split_once('"')).expect("a width").0;
         let (labels, width) = (labels(&svg), 10 * width.parse::<i32>().expect("a number"));
         assert!(labels.len() > 4, "{name}: {svg}");

@@ -18,6 +18,12 @@ impl Run {
     #[track_caller]
     pub(crate) fn json(&self) -> Value {
         assert_eq!(self.code, 0, "{self:?}");
+        self.parsed()
+    }
+
+    /// Returns the JSON on stdout, whatever the exit code is.
+    #[track_caller]
+    pub(crate) fn parsed(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("no JSON: {e}: {self:?}"))
     }
 }

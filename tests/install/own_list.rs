@@ -1,7 +1,7 @@
 //! `--own-list=true`: the plugin's entry is in a copy of the cluster network's configuration list, which runtimes use
 //! instead.
 
-use crate::agent_process::{Agent, SETTLED};
+use crate::agent_process::{Agent, READY, SETTLED};
 use crate::scene::{CALICO, LIST, OWN, Scene};
 use crate::support::health::{get, is_ready};
 use crate::support::wait::until;
@@ -12,8 +12,6 @@ use std::os::unix::fs::symlink;
 
 const OWN_LIST: &str = "--own-list=true";
 const HEALTH: &str = "--health-address=127.0.0.1:0";
-/// Logged when the node becomes ready.
-const READY: &str = "the plugin is ready on this node";
 /// The file of another network, as Podman installs it.
 const PODMAN: &str = "etc/cni/net.d/87-podman-bridge.conflist";
 

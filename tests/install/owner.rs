@@ -1,6 +1,6 @@
 //! A node has one installation: a DaemonSet owns it, and a second one changes nothing.
 
-use crate::agent_process::{Agent, SETTLED, arguments_on_node};
+use crate::agent_process::{Agent, READY, SETTLED, arguments_on_node};
 use crate::scene::{CALICO, RECORD, Scene};
 use crate::server::{Answer, Request, Server};
 use crate::support::wait::until;
@@ -9,8 +9,6 @@ use serde_json::{Value, json};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
-/// Logged when the node becomes ready.
-const READY: &str = "the plugin is ready on this node";
 const REFUSED: &str = "DaemonSet mesh/first has installed detour on this node";
 
 /// The API server with one node. Records the taints that it gets.

@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// Logged when the node has the desired state.
 pub(crate) const SETTLED: &str = "the node has the desired state";
+/// Logged when the node becomes ready: the desired state has stayed.
+pub(crate) const READY: &str = "the plugin is ready on this node";
 const DEADLINE: Duration = Duration::from_secs(240);
 
 /// The token of a service account.

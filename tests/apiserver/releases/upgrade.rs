@@ -6,6 +6,7 @@ use crate::client::Client;
 use crate::control_plane::ControlPlane;
 use crate::node::{NAME, Node, on_a_node};
 use crate::shipped::{NAMESPACE, apply, base};
+use crate::support::golden::compare;
 use detour_cni::agent::install::PLATFORMS;
 use serde_json::{Value, json};
 use std::process::{Command, Output};
@@ -86,68 +87,16 @@ fn an_upgrade_that_would_rename_the_objects_is_refused() {
     assert_eq!(difference(&empty, &inventory(&admin)), [""; 0]);
 }
 
-const HEAD: &str = concat!("detour ", env!("CARGO_PKG_VERSION"), " for the platform ");
-const STEPS: &str = "
-Next step: wait for the agents, and check one node:
-  kubectl -n kube-system rollout status daemonset/detour-agent && helm test detour -n kube-system
-
-kubectl detour check checks all nodes.
-";
-const OWN_LIST: &str = "
-On each node, the agent writes /etc/cni/net.d/00-detour.conflist, a copy of the cluster network's
-configuration list with the plugin's entry. In a few cases, for example beside Multus, it edits the cluster network's
-list instead. Its log contains the reason.
-";
-
+/// tests/chart/notes.rs has the notes that do not depend on the cluster.
 #[test]
-fn the_notes_name_affected_pods_and_the_next_step() {
+fn the_notes_name_definitions_of_other_owners() {
     let (_plane, admin, helm) = cluster();
-    let notes = |values: &str| {
-        let notes = helm.upgrade("detour", &["--reset-values", "--set", values]);
-        notes.split_once("NOTES:\n").expect("notes").1.to_owned()
-    };
-    assert_eq!(
-        notes("definitions=auto"),
-        format!(
-            "{HEAD}kubernetes: DaemonSet kube-system/detour-agent\n\n\
-             The plugin runs for new pods that have a sidecar or are in the ambient mesh, except in the namespaces istio-system, kube-system.\n{OWN_LIST}{STEPS}"
-        )
-    );
-    assert_eq!(
-        notes("global.platform=openshift,excludeNamespaces=null"),
-        format!(
-            "{HEAD}openshift: DaemonSet kube-system/detour-agent\n\n\
-             The plugin runs for new pods that have a sidecar or are in the ambient mesh,\n\
-             if they select one of these attachments in the annotation k8s.v1.cni.cncf.io/networks:\n  \
-             default/istio-cni\n{STEPS}"
-        )
-    );
-    let chain = "config.chain[0].type=istio-redirect,config.chain[1].type=container-exclude";
-    let (captured, unused) = ("Excluded containers start captured.", "containerExclusion.enabled has no effect");
-    for (values, warning) in [
-        (chain.to_owned(), Some(captured)),
-        // With an API that the chart finds in the cluster.
-        ("containerExclusion.enabled=true,taint.enabled=true,taint.atCreation=true".to_owned(), Some(unused)),
-        (format!("{chain},containerExclusion.enabled=true"), None),
-    ] {
-        let notes = notes(&values);
-        assert_eq!(notes.split_once("\nWarning: ").is_some(), warning.is_some(), "{notes}");
-        assert!(warning.is_none_or(|warning| notes.replace('\n', " ").contains(warning)), "{notes}");
-    }
     apply(&admin, &[definition_of("shop", "a")]);
-    assert_eq!(
-        notes("attachments[0].name=a,attachments[0].namespaces={shop},definitions=never"),
-        format!(
-            "{HEAD}kubernetes: DaemonSet kube-system/detour-agent\n\n\
-             The plugin runs for new pods that have a sidecar or are in the ambient mesh, except in the namespaces istio-system, kube-system.\n\
-             Pods can also select one of these attachments in the annotation k8s.v1.cni.cncf.io/networks:\n  \
-             default/a\n  shop/a\n{OWN_LIST}{STEPS}\n\
-             Warning: this release does not create NetworkAttachmentDefinition default/a (definitions=never).\n\
-             Pods can select it only if another owner creates it.\n\n\
-             Warning: NetworkAttachmentDefinition shop/a belongs to another owner (not managed by Helm).\n\
-             This release uses it, and does not change or delete it. If its owner deletes it, run helm upgrade.\n"
-        )
-    );
+    // With an API that the chart finds in the cluster.
+    let values = "taint.enabled=true,taint.atCreation=true,definitions=never,attachments[0].name=a,attachments[0].namespaces={shop}";
+    let notes = helm.upgrade("detour", &["--set", values]);
+    let notes = notes.split_once("NOTES:\n").expect("notes").1.replace(env!("CARGO_PKG_VERSION"), "VERSION");
+    compare("notes.md", "kubernetes", "definitions of other owners", &notes);
 }
 
 /// Mounts the directories of $2… below /media, read-only, and runs $1 there.
@@ -212,7 +161,7 @@ fn checks<'a>(report: &'a str, result: &str) -> Vec<&'a str> {
 /// Runs `helm test`, and the pod that it creates. Returns the result of helm and the pod's output.
 fn test(plane: &ControlPlane, admin: &Client, node: &Node<'_>) -> (Result<String, String>, String) {
     thread::scope(|scope| {
-        let helm = scope.spawn(|| Helm::new(plane).run(&["test", "detour", "-n", NAMESPACE, "--timeout", "60s"]));
+        let helm = scope.spawn(|| Helm::new(plane).run(&["test", "detour", "-n", NAMESPACE, "--timeout", "300s"]));
         let is_new = |pod: &Value| pod["status"]["phase"] == "Pending";
         plane.until(|| helm.is_finished() || admin.get(&pod()).is_ok_and(|pod| is_new(&pod)));
         if let Ok(created) = admin.get(&pod()) {

@@ -1,6 +1,6 @@
 //! The agent beside simulated cluster CNIs, each of which writes, removes or defends its list as the real one does.
 
-use crate::cluster_cnis::agent_process::Agent;
+use crate::cluster_cnis::agent_process::{Agent, READY};
 use crate::cluster_cnis::cluster_cni::{ClusterCni, Method};
 use crate::cluster_cnis::golden::{FLAG, node};
 use crate::cluster_cnis::runtime::{self, OWN_LIST, Runtime, compact, used};
@@ -11,8 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Logged when the node becomes ready.
-const READY: &str = "the plugin is ready on this node";
 /// A list that podman's package installs. It is valid, and no runtime may use it.
 const PODMAN: (&str, &str) =
     ("87-podman-bridge.conflist", r#"{"cniVersion":"0.4.0","name":"podman","plugins":[{"type":"bridge"}]}"#);
