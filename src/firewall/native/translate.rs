@@ -11,9 +11,8 @@
 //! does not grow with the lists. Merging changes the outcome for no packet.
 
 use super::rule::{BaseHook, NativeChain, NativeTable, NativeTables};
-use crate::firewall::plan::common_subsequence;
 use crate::firewall::rule::{Condition, Family, Hook, Key, Name, Rule, Table, Target};
-use crate::firewall::ruleset::{Ruleset, TableRules};
+use crate::firewall::ruleset::{Ruleset, TableRules, common_subsequence};
 
 /// The maximum number of pairs of rules that are compared to merge two families.
 const MAX_COMPARED_PAIRS: usize = 250_000;
