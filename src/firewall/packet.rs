@@ -20,17 +20,6 @@ pub enum Sender {
     Inbound(Option<IpAddr>),
 }
 
-impl Sender {
-    /// Returns the sender as a process in another set, or in none.
-    #[must_use]
-    pub const fn in_set(self, set: Option<ContainerScope>) -> Self {
-        match self {
-            Self::Process { uid, gid, .. } => Self::Process { uid, gid, set },
-            inbound @ Self::Inbound(_) => inbound,
-        }
-    }
-}
-
 /// The destination of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Destination {

@@ -86,7 +86,10 @@ fn check_rules(policy: &Policy, packets: &[(Sender, Destination)]) {
                 hooks + table.chains.iter().map(|(_, rules)| rules.len()).sum::<usize>()
             })
             .sum();
-        assert!(count <= max_rules(policy), "{count} rules, {} are the limit", max_rules(policy));
+        let exclusions = RuleFormat::Iptables.native(&desired);
+        let excluded: usize = exclusions.values().flat_map(|table| table.values()).map(|chain| chain.rules.len()).sum();
+        let all = count + excluded;
+        assert!(all <= max_rules(policy), "{all} rules, {} are the limit", max_rules(policy));
         check_printed(&printable::lines(&restore_text(&desired)));
         check_printed(&printable::lines(&native::text(&RuleFormat::Nftables.native(&desired))));
         let [iptables, native] = [RuleFormat::Iptables, RuleFormat::Nftables]
@@ -136,6 +139,11 @@ pub(super) fn changes(input: &[u8]) {
         for _ in 0..from.below(4) {
             pod.kernel.damage(&foreign, &mut from);
         }
+        let live;
+        (pod, live) = pod.live();
+        let drift = format.drift(&live, &pod.previous);
+        let repair = format.plan(&live, &pod.previous, &pod.previous, &pod.made);
+        assert_eq!(drift.is_empty(), repair.is_empty(), "CHECK finds what ADD repairs: {drift:#?}, {repair:#?}");
         let policy = drawn::policy(&mut from);
         let desired = ruleset(&policy, from.flag());
         (pod, _) = pod.change_to(&desired);

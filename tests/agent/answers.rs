@@ -1,13 +1,12 @@
 //! Answers from the agent's cache, and requests to the API server for the rest.
 
-use crate::api::{DEFINITIONS, NAMESPACES, PODS};
 use crate::scene::{Scene, UID, define, pod};
+use crate::support::api::{DEFINITIONS, NAMESPACES, PODS};
 use crate::support::wait::until;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
 
 const GET_POD: &str = "GET /api/v1/namespaces/shop/pods/web-0";
 const GET_NAMESPACE: &str = "GET /api/v1/namespaces/shop";
@@ -199,7 +198,6 @@ fn an_empty_directory_at_the_sockets_path_is_replaced() {
 fn with_a_refused_watch_each_add_sends_requests_until_it_is_granted() {
     Scene::run(|scene| {
         scene.api.refuse_watches(403);
-        let started = Instant::now();
         let agent = scene.agent_that_starts("first");
         let refused = ["can't watch pods", "can't watch namespaces", "can't watch network", "serving the plugin's"];
         let lines = agent.wait_for_logs(&refused);
@@ -210,13 +208,8 @@ fn with_a_refused_watch_each_add_sends_requests_until_it_is_granted() {
         // A slow request is sent twice.
         requests.dedup();
         assert_eq!(requests, [GET_NAMESPACE, GET_POD]);
-        let refused = started.elapsed();
         scene.api.grant_watches();
-        let granted = Instant::now();
         agent.wait_for_logs(&["watching pods", "watching namespaces", "watching network"]);
-        // Each pause is about as long as all before it together, and up to half more.
-        let limit = 2 * refused + Duration::from_secs(20);
-        assert!(granted.elapsed() < limit, "{:?} after {refused:?} of refusals", granted.elapsed());
     });
 }
 

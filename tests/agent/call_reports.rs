@@ -1,8 +1,8 @@
 //! The agent's reports about plugin calls, a stuck agent, malformed requests, and the requests of the primary plugin.
 //! `tests/cluster` has the other faults of agents.
 
-use crate::api::PODS;
 use crate::scene::{Scene, UID, define, pod};
+use crate::support::api::PODS;
 use serde_json::{Value, json};
 
 fn field<'a>(line: &'a str, key: &str) -> &'a str {

@@ -1,17 +1,16 @@
 //! The socket passes from one agent to the next; the agent's watches: what they list, and when they are trusted.
 
-use crate::agent_process::{Agent, SETTLED};
 use crate::answers::{annotated, answer, question};
-use crate::api::{DEFINITIONS, NAMESPACES, PODS};
 use crate::scene::{Scene, UID, is_private, pod};
+use crate::support::agent_process::{Agent, SETTLED};
+use crate::support::api::{DEFINITIONS, NAMESPACES, PODS};
 use crate::support::called::Called;
 use crate::support::wait::until;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{fs, thread};
 
 /// Two agents in pods with hostNetwork have the same HOSTNAME.
@@ -39,9 +38,7 @@ fn a_pending_request_is_answered_when_the_agent_ends() {
         let mut lines = BufReader::new(stream).lines();
         lines.next().expect("it says hello").expect("text");
         // The agent waits for the watch, and then asks the API server.
-        let started = Instant::now();
         agent.end(Signal::SIGTERM);
-        assert!(started.elapsed() < Duration::from_secs(40), "{:?}", started.elapsed());
         let answer: Value = serde_json::from_str(&lines.next().expect("it answers").expect("text")).expect("JSON");
         assert_eq!(answer["pod"]["uid"], "uid-2", "{answer}");
     });
@@ -61,25 +58,6 @@ fn a_stale_socket_is_replaced_and_a_removed_one_is_bound_again() {
     });
 }
 
-/// Asks the agent repeatedly. Returns the longest time without an answer, and the number of requests.
-fn longest_gap(scene: &Scene, ended: &AtomicBool) -> (Duration, u32) {
-    let (mut gap, mut requests, mut answered) = (Duration::ZERO, 0, Instant::now());
-    while !ended.load(Ordering::Relaxed) {
-        requests += 1;
-        let asked = Instant::now();
-        let answer = UnixStream::connect(scene.socket()).and_then(|mut stream| {
-            stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-            stream.write_all(question(UID).as_bytes())?;
-            BufReader::new(stream).lines().nth(1).transpose()
-        });
-        if let Ok(Some(_)) = answer {
-            gap = gap.max(asked.saturating_duration_since(answered));
-            answered = Instant::now();
-        }
-    }
-    (gap, requests)
-}
-
 #[test]
 fn the_later_agent_takes_over_the_socket_and_requests_are_answered_meanwhile() {
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
@@ -91,27 +69,19 @@ fn the_later_agent_takes_over_the_socket_and_requests_are_answered_meanwhile() {
             let (conf, alone) = (scene.conf(), scene.conf_of_agent_alone());
             scene.done("ADD", &alone, Some(UID));
             first.wait_for_log("command=ADD");
-            let is_ended = AtomicBool::new(false);
-            thread::scope(|scope| {
-                let gap = scope.spawn(|| longest_gap(scene, &is_ended));
-                // The plugin asks the API server if neither agent answers.
-                scene.done("ADD", &conf, Some(UID));
-                let call = scene.start("ADD", &conf, Some(UID));
-                first.end(signal);
-                Called::ended(call).done();
-                scene.done("ADD", &conf, Some(UID));
-                second.wait_for_log("serving the plugin's");
-                let before = scene.api.requests();
-                scene.done("DEL", &alone, Some(UID));
-                second.wait_for_log("command=DEL");
-                scene.done("ADD", &alone, Some(UID));
-                assert_eq!(scene.api.requests(), before, "the second agent answers from its cache");
-                scene.done("DEL", &alone, Some(UID));
-                is_ended.store(true, Ordering::Relaxed);
-                let (gap, requests) = gap.join().expect("it ends");
-                println!("{signal}: {requests} requests, longest time without an answer {gap:?}");
-                assert!(gap < Duration::from_secs(15), "{gap:?}");
-            });
+            // The plugin asks the API server if neither agent answers.
+            scene.done("ADD", &conf, Some(UID));
+            let call = scene.start("ADD", &conf, Some(UID));
+            first.end(signal);
+            Called::ended(call).done();
+            scene.done("ADD", &conf, Some(UID));
+            second.wait_for_log("serving the plugin's");
+            let before = scene.api.requests();
+            scene.done("DEL", &alone, Some(UID));
+            second.wait_for_log("command=DEL");
+            scene.done("ADD", &alone, Some(UID));
+            assert_eq!(scene.api.requests(), before, "the second agent answers from its cache");
+            scene.done("DEL", &alone, Some(UID));
             // Its periodic check did not have to repair the socket.
             let log = second.log();
             let count = |part: &str| log.iter().filter(|line| line.contains(part)).count();

@@ -1,21 +1,19 @@
 //! A node with an agent, a simulated API server, a pod, and calls of the plugin.
 
-use crate::agent_process::{Agent, SETTLED};
-use crate::api::{Api, DEFINITIONS, NAMESPACES, PODS};
-use crate::node::on_a_node_with;
-use crate::pod::Pod;
-use crate::support::api::kubeconfig_of;
+use crate::support::agent_process::{Agent, SETTLED};
+use crate::support::api::{Api, DEFINITIONS, NAMESPACES, PODS, kubeconfig_of};
 use crate::support::called::{self, Called, plugin};
 use crate::support::directory::Directory;
+use crate::support::netns_pod::Pod;
+use crate::support::private_node::on_a_node_with;
+use crate::support::wait::DEADLINE;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::time::Duration;
 
-const DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) const UID: &str = "uid-1";
 
 pub(crate) struct Scene {
@@ -70,9 +68,7 @@ impl Scene {
 
     /// The same without an API to fall back to.
     pub(crate) fn conf_of_agent_alone(&self) -> Value {
-        let mut conf = self.conf();
-        conf["kubernetes"].as_object_mut().expect("an object").remove("kubeconfig");
-        conf
+        without("kubeconfig", self.conf())
     }
 
     /// A call for the pod `shop/web-0` with this UID.
@@ -82,20 +78,13 @@ impl Scene {
 
     pub(crate) fn start(&self, verb: &str, conf: &Value, uid: Option<&str>) -> Child {
         let uid = uid.map(|uid| format!(";K8S_POD_UID={uid}")).unwrap_or_default();
-        let mut plugin = plugin([
-            ("CNI_COMMAND", verb),
-            ("CNI_CONTAINERID", &self.pod.container_id),
-            ("CNI_NETNS", &self.pod.netns().display().to_string()),
-            ("CNI_IFNAME", if conf["delegates"].is_array() { "eth0" } else { "net1" }),
-            ("CNI_PATH", "/usr/lib/cni"),
-            ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
-            ("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0{uid}")),
-        ]);
+        let arguments = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0{uid}");
         let mut conf = conf.clone();
         if verb == "CHECK" {
             conf["prevResult"] = json!({});
         }
-        called::start(&mut plugin, &conf.to_string())
+        let ifname = if conf["delegates"].is_array() { "eth0" } else { "net1" };
+        start(&self.pod, verb, ifname, &arguments, &conf)
     }
 
     /// Calls the plugin, which must succeed.
@@ -119,6 +108,25 @@ impl Scene {
         let _ = stream.read_to_string(&mut text);
         text.lines().nth(1).unwrap_or_default().to_owned()
     }
+}
+
+/// Starts a call of the plugin for a pod.
+pub(crate) fn start(pod: &Pod, verb: &str, ifname: &str, arguments: &str, conf: &Value) -> Child {
+    let mut plugin = plugin([
+        ("CNI_COMMAND", verb),
+        ("CNI_CONTAINERID", &pod.container_id),
+        ("CNI_NETNS", &pod.netns().display().to_string()),
+        ("CNI_IFNAME", ifname),
+        ("CNI_PATH", "/usr/lib/cni"),
+        ("CNI_ARGS", arguments),
+    ]);
+    called::start(&mut plugin, &conf.to_string())
+}
+
+/// Returns a configuration without this key of `kubernetes`.
+pub(crate) fn without(key: &str, mut conf: Value) -> Value {
+    conf["kubernetes"].as_object_mut().expect("an object").remove(key);
+    conf
 }
 
 /// Whether the pod's traffic is redirected.

@@ -1,8 +1,9 @@
 //! The bypass of excluded containers: from the start of a container to its exit, also after another process deleted elements
 //! or the table; containers that start captured, and the Events with the cause.
 
-use crate::agent_process::Agent;
-use crate::scene::{AGENT_SOCKET, Container, SLOW, SOCKET, SOON, VAULT, WEB, scene};
+use crate::scene::{CAPTURED, Container, Runtime, SOCKET, VAULT, WEB, scene};
+use crate::support::agent_node::{AGENT_SOCKET, reach};
+use crate::support::wait::DEADLINE;
 use detour_cni::cluster::agent::{BypassingContainer, excluded_containers};
 use detour_cni::policy::ContainerScope;
 use nix::sys::signal::Signal;
@@ -14,8 +15,7 @@ fn an_excluded_container_bypasses_the_sidecar_from_its_first_connection_on() {
         let (pod, other) = (scene.pod(VAULT), scene.pod(""));
         let (agent, _runtime, mut plugin) = scene.registered(&[&pod, &other]);
         let mut vault = Container::create(&pod, VAULT);
-        let waited = plugin.start(&vault);
-        assert!(waited < SOON, "{waited:?}");
+        plugin.start(&vault);
         assert_eq!(vault.connect(), "direct");
         assert_eq!(pod.elements(), [vault.cgroup()]);
         let mut web = plugin.run(&pod, WEB);
@@ -25,7 +25,7 @@ fn an_excluded_container_bypasses_the_sidecar_from_its_first_connection_on() {
         let log = agent.wait_for_log("the container's traffic bypasses the sidecar");
         assert!(log.contains(VAULT) && log.contains(&pod.name), "{log}");
         // The agent tells CHECK which elements to expect.
-        let status = excluded_containers(Path::new(AGENT_SOCKET), &pod.sandbox, SLOW).expect("an answer");
+        let status = excluded_containers(Path::new(AGENT_SOCKET), &pod.sandbox, DEADLINE).expect("an answer");
         let bypassing = BypassingContainer {
             name: VAULT.into(),
             id: vault.id.clone(),
@@ -47,10 +47,9 @@ fn the_start_of_a_container_is_bounded_in_time_while_saved_state_is_read() {
         fat.add_records();
         for name in [VAULT, WEB] {
             let container = Container::create(&fat, name);
-            let waited = plugin.start(&container);
-            assert!(waited < SOON, "{name}: {waited:?}");
+            plugin.start(&container);
         }
-        let message = scene.wait_for_event(&fat, "DetourContainerCaptured", VAULT);
+        let message = scene.wait_for_event(&fat, CAPTURED, VAULT);
         assert!(message.contains("the pod's rules were not changed within 1000 ms"), "{message}");
         // Other pods are not affected.
         let mut vault = plugin.run(&pod, VAULT);
@@ -62,7 +61,7 @@ fn the_start_of_a_container_is_bounded_in_time_while_saved_state_is_read() {
 fn two_agents_at_the_same_time_make_the_same_changes() {
     scene(|scene| {
         let pod = scene.pod(VAULT);
-        let (runtime, older) = (scene.runtime(), scene.agent());
+        let (runtime, older) = (Runtime::listen(), scene.agent());
         let mut of_older = runtime.register_agent(&older, &[&pod]);
         let newer = scene.agent();
         let mut of_newer = runtime.register_agent(&newer, &[&pod]);
@@ -73,7 +72,7 @@ fn two_agents_at_the_same_time_make_the_same_changes() {
         assert_eq!(pod.elements(), [vault.cgroup()]);
         assert!(older.end(Signal::SIGTERM).success());
         vault.exit();
-        pod.wait_for_elements(&[], SOON);
+        pod.wait_for_elements(&[]);
     });
 }
 
@@ -90,9 +89,9 @@ fn a_bypass_lasts_until_the_exit_and_not_until_the_proxy_listens_or_the_runtime_
         let other = plugin.run(&pod, WEB);
         assert_eq!(web.connect(), "direct");
         web.exit();
-        pod.wait_for_elements(&[other.cgroup()], SOON);
+        pod.wait_for_elements(&[other.cgroup()]);
         plugin.remove(&other);
-        pod.wait_for_elements(&[], SOON);
+        pod.wait_for_elements(&[]);
     });
 }
 
@@ -110,9 +109,9 @@ fn an_agent_that_starts_removes_the_elements_of_containers_that_have_exited() {
         assert_eq!(pod.elements().len(), 2);
         let _agent = scene.agent();
         let _plugin = runtime.register(&[&pod], &[&stays]);
-        pod.wait_for_elements(&[stays.cgroup()], SLOW);
+        pod.wait_for_elements(&[stays.cgroup()]);
         assert_eq!(stays.connect(), "direct");
-        assert!(scene.events(&pod, "DetourContainerCaptured").is_empty(), "it did not start captured");
+        assert!(scene.events(&pod, CAPTURED).is_empty(), "it did not start captured");
     });
 }
 
@@ -121,23 +120,23 @@ fn a_deleted_table_is_restored_with_its_elements_and_logged_once() {
     scene(|scene| {
         let pod = scene.pod(WEB);
         // As in a container: the rules are written from the node's cgroup namespace.
-        let (runtime, agent) = (scene.runtime(), scene.agent_in_private_cgroup_namespace());
-        scene.publish(&pod, "1");
+        let (runtime, agent) = (Runtime::listen(), scene.agent_in_private_cgroup_namespace());
+        scene.publish(&pod);
         let mut plugin = runtime.register_agent(&agent, &[&pod]);
         let mut web = plugin.run(&pod, WEB);
         for _ in 0..2 {
             pod.delete_table();
-            pod.wait_for_elements(&[web.cgroup()], SLOW);
+            pod.wait_for_elements(&[web.cgroup()]);
             assert_eq!(web.connect(), "direct");
         }
         pod.tool("nft", &["flush", "set", "inet", "detour-exclusions", "excluded-all"], "");
-        pod.wait_for_elements(&[web.cgroup()], SOON);
+        pod.wait_for_elements(&[web.cgroup()]);
         agent.wait_for_log("another process deleted");
         let logged = agent.log();
         let lost: Vec<_> = logged.iter().filter(|line| line.contains("another process deleted")).collect();
         assert_eq!(lost.len(), 1, "{logged:#?}");
         assert!(lost[0].contains("; the agent restores it from saved state"), "{lost:?}");
-        assert!(scene.events(&pod, "DetourContainerCaptured").is_empty(), "it has not started captured");
+        assert!(scene.events(&pod, CAPTURED).is_empty(), "it has not started captured");
     });
 }
 
@@ -145,8 +144,7 @@ fn a_deleted_table_is_restored_with_its_elements_and_logged_once() {
 fn without_repair_a_deleted_table_is_reported_once_with_the_next_step() {
     scene(|scene| {
         let pod = scene.pod(WEB);
-        let (runtime, agent) =
-            (scene.runtime(), Agent::spawn("a", &[scene.arguments(), vec!["--repair=off".into()]].concat()));
+        let (runtime, agent) = (Runtime::listen(), scene.agent_without_repair());
         let mut plugin = runtime.register_agent(&agent, &[&pod]);
         let _web = plugin.run(&pod, WEB);
         pod.delete_table();
@@ -158,20 +156,18 @@ fn without_repair_a_deleted_table_is_reported_once_with_the_next_step() {
             plugin.start(&next);
             assert_eq!(next.connect(), "failed", "it is redirected, and no proxy listens");
         }
-        let message = scene.wait_for_event(&pod, "DetourContainerCaptured", WEB);
+        let message = scene.wait_for_event(&pod, CAPTURED, WEB);
         assert!(message.contains("another process deleted the set or the table"), "{message}");
-        assert_eq!(scene.events(&pod, "DetourContainerCaptured").len(), 1);
+        assert_eq!(scene.events(&pod, CAPTURED).len(), 1);
         let repeated = agent.logged().iter().filter(|line| line.contains("can't update the excluded")).count();
         assert_eq!((repeated, pod.has_table()), (0, false));
     });
 }
 
-const CAPTURED: &str = "DetourContainerCaptured";
-
 #[test]
 fn a_container_that_started_without_the_agent_is_excluded_and_reported_when_the_agent_returns() {
     scene(|scene| {
-        let (pod, runtime) = (scene.pod(VAULT), scene.runtime());
+        let (pod, runtime) = (scene.pod(VAULT), Runtime::listen());
         let mut vault = Container::create(&pod, VAULT);
         assert_eq!(vault.connect(), "failed", "it is redirected, and no proxy listens");
         let _agent = scene.agent();
@@ -195,7 +191,7 @@ fn without_nri_each_new_pod_gets_an_event_with_the_cause() {
         let message = scene.wait_for_event(&pod, CAPTURED, VAULT);
         assert!(message.contains("socket not found"), "{message}");
         // As soon as the runtime listens, containers are excluded.
-        let runtime = scene.runtime();
+        let runtime = Runtime::listen();
         let mut plugin = runtime.register(&[&pod], &[]);
         let mut vault = plugin.run(&pod, VAULT);
         assert_eq!(vault.connect(), "direct");
@@ -215,7 +211,7 @@ fn a_container_that_has_exited_before_its_start_is_handled_is_not_reported() {
         let mut vault = plugin.run(&pod, VAULT);
         assert_eq!(vault.connect(), "direct");
         drop((plugin, runtime));
-        std::fs::remove_file(scene.reach(SOCKET)).expect("removed");
+        std::fs::remove_file(reach(SOCKET)).expect("removed");
         let later = scene.pod(VAULT);
         scene.wait_for_event(&later, CAPTURED, VAULT);
         assert!(scene.events(&pod, CAPTURED).is_empty());
@@ -225,15 +221,14 @@ fn a_container_that_has_exited_before_its_start_is_handled_is_not_reported() {
 #[test]
 fn an_api_server_that_does_not_answer_delays_no_container() {
     scene(|scene| {
-        let (pod, runtime) = (scene.pod(VAULT), scene.runtime());
+        let (pod, runtime) = (scene.pod(VAULT), Runtime::listen());
         let agent = scene.agent();
         let mut plugin = runtime.register_agent(&agent, &[&pod]);
         scene.api.go_silent();
         let mut vault = Container::create(&pod, VAULT);
-        let waited = plugin.start(&vault);
-        assert!(waited < SOON, "{waited:?}");
+        plugin.start(&vault);
         assert_eq!(vault.connect(), "direct");
         vault.exit();
-        pod.wait_for_elements(&[], SOON);
+        pod.wait_for_elements(&[]);
     });
 }

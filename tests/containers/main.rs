@@ -2,8 +2,6 @@
 //! the containers are processes in real control groups and network namespaces. Each test has its own simulated node.
 //! Needs root, cgroup v2, Go, `ip`, `nft`, `bash`, `nsenter` and `unshare`.
 
-use support::{agent_node, agent_process, api, cgroup, program, simulated_node as node};
-
 mod bypass;
 mod nri;
 mod reports;

@@ -1,16 +1,14 @@
 //! A node with pods, agents, a simulated runtime and an API server that records Events.
 
-use crate::agent_node::{self, ROOT, bind, mount_node, write};
-use crate::agent_process::{Agent, write_account};
-use crate::api::{Api, NAMESPACES, PODS};
-use crate::cgroup;
-use crate::cgroup::Cgroup;
-use crate::node::{self, Node, Process, Where, id};
 use crate::nri::peer::{Peer, Runtime as Socket, bytes, integer};
-use crate::program::program;
+use crate::support::agent_node::{self, AGENT_SOCKET, AgentNode, ROOT, bind, reach, write};
+use crate::support::agent_process::Agent;
+use crate::support::cgroup::{Cgroup, hierarchy};
 use crate::support::new_netns::{in_netns, tool_in};
 use crate::support::node_pod::NodePod;
-use crate::support::wait::{DEADLINE, until_within};
+use crate::support::program::program;
+use crate::support::simulated_node::{Process, Where, id};
+use crate::support::wait::until;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -18,63 +16,47 @@ use std::ops::Deref;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
-use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 pub(crate) const SOCKET: &str = "/run/nri/nri.sock";
-pub(crate) const AGENT_SOCKET: &str = "/run/detour/agent.sock";
 /// The address of the server outside of the pod.
-pub(crate) const DESTINATION: &str = "10.88.0.1";
+const DESTINATION: &str = "10.88.0.1";
 const PROXY_PORT: u16 = 15001;
 /// The names of the simulated pods' containers.
 pub(crate) const VAULT: &str = "vault-agent-init";
 pub(crate) const WEB: &str = "web";
-
-pub(crate) struct Scene<'a> {
-    node: &'a Node,
-    pub(crate) api: Api,
-}
+/// The reason of the Events about containers that start captured.
+pub(crate) const CAPTURED: &str = "DetourContainerCaptured";
+/// The flags of each agent. The pods have other configurations than the node.
+const FLAGS: [&str; 3] = ["--health-address=127.0.0.1:0", "--nri-socket=/run/nri/nri.sock", "--live-policy=off"];
 
 /// Runs `work` with a temporary node.
-pub(crate) fn scene(work: impl FnOnce(&Scene<'_>) + Send) {
-    node::scene(|node| {
-        mount_node(node);
+pub(crate) fn scene(work: impl FnOnce(&AgentNode<'_>) + Send) {
+    agent_node::scene(|scene| {
         let groups = Path::new(ROOT).join("sys/fs/cgroup");
         fs::create_dir_all(&groups).expect("made");
-        bind(&cgroup::hierarchy(), &groups);
+        bind(&hierarchy(), &groups);
         let of_node = format!("/proc/{}/ns/cgroup", std::process::id());
-        symlink(of_node, node.root.join("proc/1/ns/cgroup")).expect("linked");
-        let scene = Scene { node, api: Api::start() };
-        let list = json!({"cniVersion": "1.0.0", "name": "cluster", "plugins": [{"type": "ovn"}]});
-        write("/etc/cni/net.d/10-cluster.conflist", &list.to_string());
-        scene.api.put(NAMESPACES, &json!({"metadata": {"name": "shop"}}));
-        work(&scene);
+        symlink(of_node, scene.node.root.join("proc/1/ns/cgroup")).expect("linked");
+        scene.configure(r#"[{"type": "istio-redirect"}]"#);
+        work(scene);
     });
 }
 
-impl Scene<'_> {
-    /// Returns a path of the node as this process reaches it.
-    pub(crate) fn reach(&self, path: &str) -> PathBuf {
-        agent_node::reach(path)
-    }
-
-    /// Returns the arguments of an agent with the flag `--nri-socket`.
-    pub(crate) fn arguments(&self) -> Vec<String> {
-        write_account(&self.reach("/account"));
-        write("/config/agent.json", r#"{"chain": [{"type": "istio-redirect"}]}"#);
-        // The pods have other configurations than the node.
-        let more = ["--health-address=127.0.0.1:0", "--nri-socket=/run/nri/nri.sock", "--live-policy=off"];
-        agent_node::agent_arguments(Path::new(ROOT), &self.api.url(), &more)
-    }
-
+impl AgentNode<'_> {
     /// Starts an agent.
     pub(crate) fn agent(&self) -> Agent {
-        Agent::spawn("a", &self.arguments())
+        self.start_agent("a", &FLAGS)
+    }
+
+    /// Starts an agent that repairs no pods.
+    pub(crate) fn agent_without_repair(&self) -> Agent {
+        self.start_agent("a", &[&FLAGS[..], &["--repair=off"]].concat())
     }
 
     /// Starts the runtime and an agent, which registers with these pods.
     pub(crate) fn registered(&self, pods: &[&Pod]) -> (Agent, Runtime, Plugin) {
-        let (runtime, agent) = (self.runtime(), self.agent());
+        let (runtime, agent) = (Runtime::listen(), self.agent());
         let plugin = runtime.register_agent(&agent, pods);
         (agent, runtime, plugin)
     }
@@ -82,60 +64,34 @@ impl Scene<'_> {
     /// Starts an agent as in a container: the node's cgroup namespace is that of process 1 below `--root`.
     pub(crate) fn agent_in_private_cgroup_namespace(&self) -> Agent {
         let program = program().to_str().expect("text").to_owned();
-        let arguments = [vec!["--cgroup".to_owned(), program], self.arguments()].concat();
+        let arguments = [vec!["--cgroup".to_owned(), program], self.arguments(&FLAGS)].concat();
         Agent::spawn_program(Path::new("/usr/bin/unshare"), &[("HOSTNAME", "a")], &arguments)
-    }
-
-    /// Starts the runtime's NRI socket.
-    pub(crate) fn runtime(&self) -> Runtime {
-        Runtime::listen(&self.reach(SOCKET))
     }
 
     /// Creates a pod whose annotation excludes these containers.
     pub(crate) fn pod(&self, annotation: &str) -> Pod {
         let pod = NodePod::new(self.node, None).with_init_containers(&[VAULT, "istio-validation"]);
         pod.set("detour.io/exclude-containers", annotation);
-        agent_node::pin(&pod.sandbox, &pod.pause);
         self.node.keep("results", ("cluster", "eth0"), &pod.sandbox, (&pod.name, &pod.uid), &pod.sandbox);
         let outside = self.node.process("outside", &format!("outside/{}", pod.sandbox), Where::New);
         pod.tool("ip", &["link", "set", "peer0", "netns", &outside.pid().to_string()], "");
-        let pod = Pod { pod, outside };
-        tool_in(&pod.outside.netns(), "ip", &["-batch", "-"], "link set peer0 up\naddr add 10.88.0.1/24 dev peer0\n");
-        serve(&pod.outside.netns(), &format!("{DESTINATION}:80"), "direct");
+        tool_in(&outside.netns(), "ip", &["-batch", "-"], "link set peer0 up\naddr add 10.88.0.1/24 dev peer0\n");
+        serve(&outside.netns(), &format!("{DESTINATION}:80"), "direct");
         write(&format!("/manifests/{}.json", pod.uid), &pod.object().to_string());
         let conf = json!({
             "cniVersion": "1.0.0", "name": "cluster", "type": "detour", "log_level": "warn",
             "chain": [{"type": "istio-redirect"}, {"type": "container-exclude"}],
-            "kubernetes": {"manifests_dir": self.reach("/manifests"), "agent_socket": AGENT_SOCKET},
-            "prevResult": {"cniVersion": "1.0.0"},
+            "kubernetes": {"manifests_dir": reach("/manifests"), "agent_socket": AGENT_SOCKET},
         });
-        let called = pod.call("ADD", &agent_node::netns_of(&pod.sandbox), &conf, "");
-        called.unwrap_or_else(|printed| panic!("{printed}"));
-        pod
-    }
-
-    /// Waits for an Event of the pod with this reason whose message names the container. Returns the message.
-    #[track_caller]
-    pub(crate) fn wait_for_event(&self, pod: &Pod, reason: &str, container: &str) -> String {
-        agent_node::wait_for_event(&self.api, &pod.uid, reason, container)
-    }
-
-    /// Returns the messages of the pod's Events with this reason.
-    pub(crate) fn events(&self, pod: &Pod, reason: &str) -> Vec<String> {
-        agent_node::events(&self.api, &pod.uid, reason)
-    }
-
-    /// Publishes the pod to the agent's watch.
-    pub(crate) fn publish(&self, pod: &Pod, change: &str) {
-        pod.label("change", change);
-        self.api.put(PODS, &pod.object());
+        pod.call("ADD", &conf).unwrap_or_else(|printed| panic!("{printed}"));
+        Pod { pod, _outside: outside }
     }
 }
 
 /// A running pod, and a server outside of the pod.
 pub(crate) struct Pod {
     pod: NodePod,
-    outside: Process,
+    _outside: Process,
 }
 
 impl Deref for Pod {
@@ -186,8 +142,8 @@ impl Pod {
 
     /// Waits until the sets have exactly these elements.
     #[track_caller]
-    pub(crate) fn wait_for_elements(&self, wanted: &[u64], limit: Duration) {
-        until_within(limit, &format!("elements {wanted:?}"), || self.elements() == wanted);
+    pub(crate) fn wait_for_elements(&self, wanted: &[u64]) {
+        until(&format!("elements {wanted:?}"), || self.elements() == wanted);
     }
 
     /// Starts the proxy.
@@ -200,7 +156,6 @@ impl Pod {
 fn cgroup_of(element: &Value) -> u64 {
     let value = element.get("elem").map_or(element, |inner| &inner["val"]);
     value.as_u64().unwrap_or_else(|| {
-        use std::os::unix::fs::MetadataExt;
         let path = value.as_str().expect("a path");
         if let Ok(id) = path.parse() {
             return id;
@@ -219,11 +174,6 @@ fn serve(netns: &Path, address: &str, greeting: &'static str) {
         }
     });
 }
-
-/// How long tests wait for a condition.
-pub(crate) const SLOW: Duration = DEADLINE;
-/// How long tests wait for what the agent must notice at once. It checks each sandbox every 30 s in any case.
-pub(crate) const SOON: Duration = Duration::from_secs(25);
 
 /// Connects for each line of its input, and prints the greeting.
 const SCRIPT: &str = r#"while read -r _; do exec 3<>/dev/tcp/$0/80 && head -n 1 <&3 || echo failed; exec 3>&-; done"#;
@@ -258,7 +208,7 @@ impl<'a> Container<'a> {
         // It enters the control group first.
         let netns = |path: &Path| fs::metadata(path).map(|file| file.ino()).ok();
         let (own, wanted) = (PathBuf::from(format!("/proc/{}/ns/net", process.id())), netns(&pod.netns()));
-        until_within(SLOW, "the process is in the pod", || netns(&own) == wanted);
+        until("the process is in the pod", || netns(&own) == wanted);
         Self { pod, name, id, group, process, commands, answers }
     }
 
@@ -306,9 +256,11 @@ pub(crate) struct Runtime(Socket);
 pub(crate) struct Plugin(Peer);
 
 impl Runtime {
-    pub(crate) fn listen(path: &Path) -> Self {
+    /// Starts the runtime's NRI socket.
+    pub(crate) fn listen() -> Self {
+        let path = reach(SOCKET);
         fs::create_dir_all(path.parent().expect("a directory")).expect("made");
-        Self(Socket::listen(path))
+        Self(Socket::listen(&path))
     }
 
     /// Waits for a plugin and registers it, with these containers running.
@@ -328,13 +280,10 @@ impl Runtime {
 }
 
 impl Plugin {
-    /// Reports the start of a container, and lets it run when the plugin has answered. Returns how long that took.
-    pub(crate) fn start(&mut self, container: &Container<'_>) -> Duration {
-        let started = Instant::now();
+    /// Reports the start of a container, and lets it run when the plugin has answered.
+    pub(crate) fn start(&mut self, container: &Container<'_>) {
         self.0.call("StartContainer", &event(container, CREATED));
-        let waited = started.elapsed();
         self.0.call("PostStartContainer", &event(container, RUNNING));
-        waited
     }
 
     /// Creates a container, and starts it.

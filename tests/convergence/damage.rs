@@ -1,216 +1,127 @@
-//! Every change to detour's rules with iptables is detected by CHECK and repaired by ADD. `ALL_DAMAGES=1` tries each
-//! kind of change on each rule.
+//! Changes to detour's rules by other programs: CHECK names each, and ADD repairs it. `src/fuzzing` has every kind of
+//! change to any rules of any policy.
 
 use crate::attachment::{Attachment, Facts, Slot};
-use crate::call::Answer;
 use crate::kernel::Kernel;
 use crate::node::on_a_node;
 use crate::pod::Pod;
 
-/// One change to the rules: `iptables` or `ip6tables` with these arguments, in this order.
-struct Damage {
-    what: &'static str,
-    commands: Vec<String>,
-    /// Texts that CHECK must report.
-    named: Vec<String>,
-}
+/// A change as a command of a shell, and texts with which CHECK reports it.
+type Damage = (&'static str, &'static [&'static str]);
 
-/// A rule as iptables-save prints it, and its position.
-struct Place {
-    family: &'static str,
-    table: String,
-    chain: String,
-    /// Starts at 1, as in iptables.
-    number: usize,
-    rule: String,
-}
-
-impl Place {
-    fn damage(&self, what: &'static str, commands: &[String], named: &[String]) -> Damage {
-        let table = format!("-t {} ", self.table);
-        Damage { what, commands: commands.iter().map(|c| table.clone() + c).collect(), named: named.to_vec() }
-    }
-
-    /// Returns the text with which CHECK reports it.
-    fn report(&self, word: &str, rule: &str) -> String {
-        format!("{word}: {} {} -A {rule}", self.family, self.table)
-    }
-
-    fn conditions(&self) -> &str {
-        self.rule.strip_prefix(&self.chain).expect("it stands in its chain").trim()
-    }
-
-    /// Returns the possible changes to one rule.
-    fn damages(&self) -> Vec<Damage> {
-        let Self { chain, number, rule, .. } = self;
-        let conditions = self.conditions();
-        let missing = self.report("missing", rule);
-        let replaced =
-            format!("{chain} -s {} -j RETURN", if self.family == "ip" { "192.0.2.1/32" } else { "2001:db8::1/128" });
-        let in_place =
-            |rule: &str| format!("-I {chain} {number}{}", rule.strip_prefix(chain.as_str()).expect("of its chain"));
-        let mut all = vec![
-            self.damage("deleted", &[format!("-D {rule}")], std::slice::from_ref(&missing)),
-            self.damage("duplicated", &[format!("-A {rule}")], &[self.report("extra", rule)]),
-        ];
-        if chain.contains('_') {
-            let extra = self.report("extra", &replaced);
-            let changed =
-                [format!("-R {chain} {number}{}", replaced.strip_prefix(chain.as_str()).expect("of its chain"))];
-            all.push(self.damage("changed", &changed, &[missing, extra.clone()]));
-            all.push(self.damage("inserted in front of it", &[in_place(&replaced)], &[extra]));
-            let strange =
-                format!("-I {chain} {number} -p tcp -m tcp --tcp-flags SYN SYN -m comment --comment strange -j ACCEPT");
-            let extra = format!("extra: {} {} -A {chain} (a foreign rule", self.family, self.table);
-            all.push(self.damage("a rule that is never ours inserted", &[strange], &[extra]));
-        } else if conditions.starts_with("-j") || conditions.contains("-j ISTIO") {
-            let narrowed =
-                format!("{chain} -p tcp -m tcp --dport 1 {}", &conditions[conditions.find("-j").expect("a jump")..]);
-            let commands = [format!("-D {rule}"), in_place(&narrowed).replace(&format!("{number} "), "1 ")];
-            all.push(self.damage("jump narrowed", &commands, &[missing, self.report("extra", &narrowed)]));
-        }
-        all
-    }
-}
-
-fn places(kernel: &Kernel) -> Vec<Place> {
-    let mut found = Vec::new();
-    for (place, rules) in &kernel.rules {
-        let mut words = place.split(' ');
-        let mut word = || words.next().expect("FAMILY TABLE CHAIN").to_owned();
-        let family = if word() == "ip" { "ip" } else { "ip6" };
-        let (table, chain) = (word(), word());
-        for (index, rule) in rules.iter().enumerate() {
-            found.push(Place {
-                family,
-                table: table.clone(),
-                chain: chain.clone(),
-                number: index + 1,
-                rule: rule.clone(),
-            });
-        }
-    }
-    found
-}
-
-/// Returns the possible changes to a whole netfilter chain.
-fn of_chains(kernel: &Kernel, places: &[Place]) -> Vec<(&'static str, Damage)> {
-    let mut all = Vec::new();
-    for rules in kernel.rules.values().filter(|rules| !rules.is_empty()) {
-        let at = |rule: &String| {
-            places
-                .iter()
-                .find(|p| p.rule == *rule && kernel.rules[&format!("{} {} {}", p.family, p.table, p.chain)] == *rules)
-        };
-        let in_chain: Vec<&Place> = rules.iter().filter_map(at).collect();
-        let (first, last) = (in_chain[0], in_chain[in_chain.len() - 1]);
-        let missing: Vec<String> = rules.iter().take(3).map(|rule| first.report("missing", rule)).collect();
-        all.push((first.family, first.damage("flushed", &[format!("-F {}", first.chain)], &missing)));
-        if rules.len() > 1 && first.rule != last.rule {
-            let commands = [format!("-D {}", first.rule), format!("-A {}", first.rule)];
-            all.push((first.family, first.damage("first moved to the end", &commands, &[first.report("moved", "")])));
-        }
-    }
-    all
-}
-
-/// Makes one change after another; checks each time that CHECK detects it and ADD repairs it.
-fn is_detected_and_repaired(attachments: &[Attachment]) {
+/// Makes one change after another in a pod; checks each time that CHECK detects it and ADD repairs it.
+fn are_repaired(dialect: &str, attachments: &[Attachment], damages: &[Damage]) {
     on_a_node(|| {
         let pod = Pod::new();
-        attachments.iter().for_each(|attachment| pod.add(*attachment).done());
-        let right = Kernel::of(&pod);
-        let places = places(&right);
-        let single = places.iter().flat_map(|place| place.damages().into_iter().map(|damage| (place.family, damage)));
-        let all: Vec<_> = single.chain(of_chains(&right, &places)).step_by(every()).collect();
-        let part = all.len().div_ceil(std::thread::available_parallelism().map_or(1, usize::from));
-        std::thread::scope(|scope| {
-            for part in all.chunks(part) {
-                scope.spawn(|| each_in_its_own_pod(attachments, &right, part));
+        let before = Kernel::of(&pod);
+        let call = |verb, attachment: &Attachment| pod.call_in(dialect, verb, *attachment);
+        attachments.iter().for_each(|attachment| call("ADD", attachment).done());
+        let (right, last) = (Kernel::of(&pod), attachments.last().expect("one"));
+        for (damage, reports) in damages {
+            pod.tool("sh", &["-ec", damage], "");
+            let text = call("CHECK", last).refused(103);
+            for report in *reports {
+                assert!(text.contains(report), "{damage}: {report:?} is not in {text:?}");
             }
-        });
-        println!("{attachments:?}: {} damages", all.len());
-        attachments.iter().for_each(|attachment| pod.del(*attachment).done());
+            call("ADD", last).done();
+            Kernel::of(&pod).assert_is(&right, damage);
+            call("CHECK", last).done();
+        }
+        attachments.iter().for_each(|attachment| call("DEL", attachment).done());
+        Kernel::of(&pod).assert_is(&before, "after DEL");
     });
 }
 
-/// Returns the sampling interval: 1 for all changes, otherwise a sample with each kind and each netfilter chain.
-fn every() -> usize {
-    if std::env::var_os("ALL_DAMAGES").is_some() { 1 } else { 7 }
-}
-
-fn each_in_its_own_pod(attachments: &[Attachment], right: &Kernel, damages: &[(&'static str, Damage)]) {
-    let pod = Pod::new();
-    attachments.iter().for_each(|attachment| pod.add(*attachment).done());
-    let last = *attachments.last().expect("there is one");
-    for (family, damage) in damages {
-        let program = if *family == "ip" { "iptables" } else { "ip6tables" };
-        let when = format!("{program} {:?} ({})", damage.commands, damage.what);
-        for command in &damage.commands {
-            pod.tool(program, &command.split(' ').collect::<Vec<_>>(), "");
-        }
-        let text = match pod.check(last) {
-            Answer::Refused(103, text) => text,
-            other => panic!("{when}: {other:?}"),
-        };
-        for named in &damage.named {
-            assert!(text.contains(named), "{when}: {named:?} is not in {text:?}");
-        }
-        pod.add(last).done();
-        Kernel::of(&pod).assert_is(right, &when);
-        pod.check(last).done();
-    }
-    attachments.iter().for_each(|attachment| pod.del(*attachment).done());
+#[test]
+fn changes_to_two_attachments_in_format_iptables_are_repaired() {
+    let attachments = [Slot::IstioCni.with(Facts::Annotated), Slot::ExcludeDns.with(Facts::Annotated)];
+    let damages: [Damage; 11] = [
+        ("iptables -t nat -D OUTPUT -j ISTIO_OUTPUT", &["missing: ip nat -A OUTPUT -j ISTIO_OUTPUT"]),
+        ("ip6tables -t raw -A PREROUTING -j ISTIO_INBOUND", &["extra: ip6 raw -A PREROUTING -j ISTIO_INBOUND"]),
+        (
+            "iptables -t nat -D OUTPUT -j ISTIO_OUTPUT; iptables -t nat -I OUTPUT -p tcp --dport 1 -j ISTIO_OUTPUT",
+            &[
+                "missing: ip nat -A OUTPUT -j ISTIO_OUTPUT",
+                "extra: ip nat -A OUTPUT -p tcp -m tcp --dport 1 -j ISTIO_OUTPUT",
+            ],
+        ),
+        (
+            "ip6tables -t nat -D ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001",
+            &["missing: ip6 nat -A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001"],
+        ),
+        (
+            "iptables -t nat -A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001",
+            &["extra: ip nat -A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001"],
+        ),
+        (
+            "ip6tables -t nat -R ISTIO_OUTPUT 3 -s 2001:db8::1/128 -j RETURN",
+            &["missing: ip6 nat -A ISTIO_OUTPUT ", "extra: ip6 nat -A ISTIO_OUTPUT -s 2001:db8::1/128 -j RETURN"],
+        ),
+        (
+            "iptables -t raw -I ISTIO_OUTPUT_DNS 2 -s 192.0.2.1/32 -j RETURN",
+            &["extra: ip raw -A ISTIO_OUTPUT_DNS -s 192.0.2.1/32 -j RETURN"],
+        ),
+        (
+            "iptables -t nat -I ISTIO_INBOUND -p tcp --tcp-flags SYN SYN -m comment --comment strange -j ACCEPT",
+            &["extra: ip nat -A ISTIO_INBOUND (a foreign rule"],
+        ),
+        (
+            "iptables -t nat -F ISTIO_OUTPUT_DNS",
+            &[
+                "missing: ip nat -A ISTIO_OUTPUT_DNS -p tcp -m tcp --dport 53 -j REDIRECT --to-ports 15053",
+                "missing: ip nat -A ISTIO_OUTPUT_DNS -p udp -m udp --dport 53 -j REDIRECT --to-ports 15053",
+            ],
+        ),
+        (
+            "rule='ISTIO_OUTPUT_DNS -p tcp -m tcp --dport 53 -j REDIRECT --to-ports 15053'
+            ip6tables -t nat -D $rule; ip6tables -t nat -A $rule",
+            &["moved: ip6 nat -A ISTIO_OUTPUT_DNS "],
+        ),
+        (
+            "nft flush chain inet detour-exclusions DETOUR_OUTPUT",
+            &["missing: inet detour-exclusions DETOUR_OUTPUT meta skuid 1337 counter goto DETOUR_DIRECT"],
+        ),
+    ];
+    are_repaired("iptables", &attachments, &damages);
 }
 
 #[test]
-fn changes_to_an_attachment_with_dns_capture_are_repaired() {
-    is_detected_and_repaired(&[Slot::Detour.with(Facts::DnsCaptured)]);
-}
-
-#[test]
-fn changes_to_two_attachments_with_annotations_are_repaired() {
-    is_detected_and_repaired(&[Slot::IstioCni.with(Facts::Annotated), Slot::ExcludeDns.with(Facts::Annotated)]);
+fn changes_in_format_nftables_are_repaired() {
+    let damages: [Damage; 4] = [
+        (
+            "nft flush chain inet detour-nat ISTIO_REDIRECT",
+            &["missing: inet detour-nat ISTIO_REDIRECT meta l4proto tcp counter redirect to :15001"],
+        ),
+        (
+            "nft insert rule inet detour-raw ISTIO_INBOUND meta l4proto icmp counter drop",
+            &["extra: inet detour-raw ISTIO_INBOUND "],
+        ),
+        ("nft add rule inet detour-nat OUTPUT counter accept", &["extra: inet detour-nat OUTPUT counter accept"]),
+        ("nft delete table inet detour-raw", &["missing: inet detour-raw "]),
+    ];
+    are_repaired("nftables", &[Slot::Detour.with(Facts::DnsCaptured)], &damages);
 }
 
 /// Policy rules and routes of both families, in both dialects.
 #[test]
 fn changes_to_the_routing_of_tproxy_are_repaired() {
-    let attachment = Slot::Detour.with(Facts::Tproxy);
-    let damages = [
-        ("route flush table 133", "missing: IPv4 route local default dev lo table 133"),
-        ("-6 route flush table 133", "missing: IPv6 route local default dev lo table 133"),
-        ("route replace unreachable default table 133", "missing: IPv4 route local default dev lo table 133"),
-        ("route replace default dev eth0 table 133", "missing: IPv4 route local default dev lo table 133"),
-        ("-6 route replace unreachable default table 133", "missing: IPv6 route local default dev lo table 133"),
-        ("-6 route replace default dev eth0 table 133", "missing: IPv6 route local default dev lo table 133"),
-        ("-6 route add unreachable default table 133 metric 10", "missing: IPv6 route local default dev lo table 133"),
-        ("route add unreachable default table 133 tos 0x10", "missing: IPv4 route local default dev lo table 133"),
-        ("rule del table 133", "missing: IPv4 policy rule fwmark 0x539 lookup 133"),
-        ("-6 rule del table 133", "missing: IPv6 policy rule fwmark 0x539 lookup 133"),
+    const ROUTE: &[&str] = &["missing: IPv4 route local default dev lo table 133"];
+    const ROUTE6: &[&str] = &["missing: IPv6 route local default dev lo table 133"];
+    let damages: [Damage; 10] = [
+        ("ip route flush table 133", ROUTE),
+        ("ip -6 route flush table 133", ROUTE6),
+        ("ip route replace unreachable default table 133", ROUTE),
+        ("ip route replace default dev eth0 table 133", ROUTE),
+        ("ip -6 route replace unreachable default table 133", ROUTE6),
+        ("ip -6 route replace default dev eth0 table 133", ROUTE6),
+        ("ip -6 route add unreachable default table 133 metric 10", ROUTE6),
+        ("ip route add unreachable default table 133 tos 0x10", ROUTE),
+        ("ip rule del table 133", &["missing: IPv4 policy rule fwmark 0x539 lookup 133"]),
+        ("ip -6 rule del table 133", &["missing: IPv6 policy rule fwmark 0x539 lookup 133"]),
     ];
-    on_a_node(|| {
-        for dialect in ["iptables", "nftables"] {
-            let pod = Pod::new();
-            let before = Kernel::of(&pod);
-            let mut configuration = attachment.configuration();
-            configuration["dialect"] = dialect.into();
-            let netns = pod.netns().display().to_string();
-            let call = |verb| pod.call_with(verb, attachment.slot.ifname(), &configuration, &netns);
-            call("ADD").done();
-            let right = Kernel::of(&pod);
-            for (damage, named) in damages {
-                pod.tool("ip", &damage.split(' ').collect::<Vec<_>>(), "");
-                let text = call("CHECK").refused(103);
-                assert!(text.contains(named), "{damage}: {text}");
-                call("ADD").done();
-                Kernel::of(&pod).assert_is(&right, damage);
-                call("CHECK").done();
-            }
-            call("DEL").done();
-            Kernel::of(&pod).assert_is(&before, "after DEL");
-        }
-    });
+    for dialect in ["iptables", "nftables"] {
+        are_repaired(dialect, &[Slot::Detour.with(Facts::Tproxy)], &damages);
+    }
 }
 
 /// DEL removes the route that ADD added, and no other route of the table.
@@ -235,10 +146,7 @@ fn disabling_ipv6_leaves_the_ipv4_routing_of_tproxy() {
     on_a_node(|| {
         for dialect in ["iptables", "nftables"] {
             let pod = Pod::new();
-            let mut configuration = attachment.configuration();
-            configuration["dialect"] = dialect.into();
-            let netns = pod.netns().display().to_string();
-            let call = |verb| pod.call_with(verb, attachment.slot.ifname(), &configuration, &netns);
+            let call = |verb| pod.call_in(dialect, verb, attachment);
             call("ADD").done();
             pod.tool("sysctl", &["-qw", "net.ipv6.conf.all.disable_ipv6=1"], "");
             let before = Kernel::of(&pod);

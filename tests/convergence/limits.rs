@@ -1,5 +1,4 @@
-//! Inputs whose size users choose: at a limit, calls are fast; above it, they are refused at once; attachments that an
-//! older version accepted can be removed.
+//! Inputs whose size users choose: at a limit, calls succeed; above it, they are refused with the limit.
 
 use crate::call::Answer;
 use crate::kernel::Kernel;
@@ -7,10 +6,6 @@ use crate::node::on_a_node;
 use crate::pod::Pod;
 use serde_json::{Value, json};
 use std::path::Path;
-use std::time::{Duration, Instant};
-
-/// More than a call takes on a loaded machine; without limits, calls took up to minutes.
-const MAX_DURATION: Duration = Duration::from_secs(60);
 
 /// The settings of the pod and of the configuration.
 #[derive(Debug, Clone, Default)]
@@ -54,11 +49,8 @@ impl Input {
     }
 }
 
-/// Runs a call; returns its outcome and duration.
-fn call(pod: &Pod, verb: &str, configuration: &Value) -> (Answer, Duration) {
-    let started = Instant::now();
-    let answer = pod.call_with(verb, "net1", configuration, &pod.netns().display().to_string());
-    (answer, started.elapsed())
+fn call(pod: &Pod, verb: &str, configuration: &Value) -> Answer {
+    pod.call_with(verb, "net1", configuration, &pod.netns().display().to_string())
 }
 
 fn joined(items: impl IntoIterator<Item = String>, separator: &str) -> String {
@@ -81,7 +73,7 @@ fn rules(count: usize) -> String {
 }
 
 #[test]
-fn calls_with_inputs_at_a_limit_are_fast() {
+fn calls_with_inputs_at_a_limit_succeed() {
     let include = "traffic.sidecar.istio.io/includeOutboundIPRanges";
     let exclude = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
     let inputs = [
@@ -96,9 +88,7 @@ fn calls_with_inputs_at_a_limit_are_fast() {
             let before = Kernel::of(&pod);
             let configuration = Input { native, ..input }.configuration(name);
             for verb in ["ADD", "ADD", "CHECK", "DEL"] {
-                let (answer, took) = call(&pod, verb, &configuration);
-                assert_eq!(answer, Answer::Done, "{name}, {verb}");
-                assert!(took < MAX_DURATION, "{name}, {verb}: {took:?}");
+                assert_eq!(call(&pod, verb, &configuration), Answer::Done, "{name}, {verb}");
             }
             Kernel::of(&pod).assert_is(&before, "after DEL");
         }
@@ -106,7 +96,7 @@ fn calls_with_inputs_at_a_limit_are_fast() {
 }
 
 #[test]
-fn inputs_above_a_limit_are_refused_at_once_with_place_limit_and_number() {
+fn inputs_above_a_limit_are_refused_with_place_limit_and_number() {
     let pod = |key, value: &str| Input::pod(&[(key, value)]);
     let inputs = [
         (
@@ -134,13 +124,9 @@ fn inputs_above_a_limit_are_refused_at_once_with_place_limit_and_number() {
             let pod = Pod::new();
             let before = Kernel::of(&pod);
             let configuration = input.configuration(&format!("above-{index}"));
-            let (answer, took) = call(&pod, "ADD", &configuration);
-            let msg = answer.refused(7);
-            assert!(msg.contains(wanted), "{msg}, not {wanted}");
-            assert!(took < MAX_DURATION && msg.len() < 1000, "{took:?}: {msg}");
-            let (answer, took) = call(&pod, "DEL", &configuration);
-            answer.done();
-            assert!(took < MAX_DURATION, "{took:?}");
+            let msg = call(&pod, "ADD", &configuration).refused(7);
+            assert!(msg.contains(wanted) && msg.len() < 1000, "{msg}, not {wanted}");
+            call(&pod, "DEL", &configuration).done();
             Kernel::of(&pod).assert_is(&before, "after DEL");
         }
     });
@@ -150,7 +136,6 @@ fn inputs_above_a_limit_are_refused_at_once_with_place_limit_and_number() {
 fn too_many_attachments_of_a_container_are_refused() {
     on_a_node(|| {
         let pod = Pod::new();
-        let netns = pod.netns().display().to_string();
         let configuration = |i: usize| {
             let mut configuration = Input::default().configuration("attachments");
             configuration["name"] = format!("limits-{i}").into();
@@ -158,13 +143,13 @@ fn too_many_attachments_of_a_container_are_refused() {
             configuration
         };
         for i in 0..32 {
-            pod.call_with("ADD", "net1", &configuration(i), &netns).done();
+            call(&pod, "ADD", &configuration(i)).done();
         }
-        let msg = pod.call_with("ADD", "net1", &configuration(32), &netns).refused(7);
+        let msg = call(&pod, "ADD", &configuration(32)).refused(7);
         assert!(msg.contains("pod shop/web-0: ") && msg.contains("expected at most 32 attachments, got 33"), "{msg}");
-        pod.call_with("ADD", "net1", &configuration(31), &netns).done();
+        call(&pod, "ADD", &configuration(31)).done();
         for i in 0..=32 {
-            pod.call_with("DEL", "net1", &configuration(i), &netns).done();
+            call(&pod, "DEL", &configuration(i)).done();
         }
     });
 }

@@ -17,7 +17,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
 
 /// The number of sequences, unless `PROPTEST_CASES` sets it.
 const CASES: u32 = 12;
@@ -340,11 +339,9 @@ fn a_lock_on_the_namespaces_file_does_not_block_calls() {
         let pod = Pod::new();
         let file = File::open(pod.netns()).expect("readable");
         file.lock().expect("locked");
-        let start = Instant::now();
         pod.add(REDIRECT).done();
         pod.check(REDIRECT).done();
         pod.del(REDIRECT).done();
-        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
         file.unlock().expect("it was locked");
     });
 }

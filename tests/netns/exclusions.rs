@@ -1,5 +1,5 @@
-//! What excluded traffic does: of an init container (the README's example), of resolvers, beside the redirection of another
-//! tool, and outside the bounds.
+//! What excluded traffic does: of an init container (the README's example), of resolvers, and beside the redirection of
+//! another tool.
 
 use crate::dialect::Dialect;
 use crate::example::*;
@@ -78,26 +78,6 @@ in_both_dialects! {
         for &family in world.families() {
             let to = VAULT.at(family, HTTPS);
             assert_eq!(world.pod_sends(APP_PROCESS, Protocol::Tcp, to), Arrival::direct(to, POD.ip(family)));
-        }
-    }
-}
-
-in_both_dialects! {
-    fn a_request_outside_the_bounds_fails_the_add_and_leaves_nothing_behind(dialect) {
-        let (world, key) = (World::new(Families::Both), "detour.io/exclude-uids");
-        for (uids, bounds, bound) in [
-            ("1337,*", json!({}), "\"*\" is outside the bounds: not permitted by the default bounds"),
-            ("1337,1000-1999", json!({"allow": {"uids": 1337}}), "not permitted by allow.uids (configuration \"istio-cni\")"),
-        ] {
-            let manifests = story(&world, Dns::Captured, &[(key, uids)]);
-            let mut conf = dialect.of(chain(&manifests, json!([{ "type": "istio-redirect" }, { "type": "uid-exclude" }])));
-            conf.as_object_mut().expect("an object").extend(bounds.as_object().expect("an object").clone());
-            let (code, text) = world.call("ADD", &conf).run().refused();
-            assert_eq!(code, 7, "{text}");
-            assert!(text.contains(key) && text.contains("web-0") && text.contains(bound), "{text}");
-            assert_eq!(world.native_tables(), [""; 0]);
-            world.families().iter().for_each(|&family| assert!(world.iptables_save(family).is_empty()));
-            tcp_is_direct(&world, APP_PROCESS);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A pod with CAP_NET_ADMIN fills its network namespace: calls end in bounded time with a clear error.
+//! A pod with CAP_NET_ADMIN fills its network namespace: calls read a limited part and end with a clear error.
 
 use crate::dialect::Dialect;
 use crate::example::*;
@@ -11,10 +11,7 @@ use detour_cni::state::{ROOT, Store};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-/// Far above the duration of a call with a debug build on a busy machine, far below the duration without limits.
-const SOON: Duration = Duration::from_secs(60);
 const ADDRESS: &str = "{address}";
 
 fn attached() -> (World, Value) {
@@ -34,11 +31,10 @@ fn fill(world: &World, rule: &str, count: u32) {
     world.iptables_restore(Family::V4, &(text + "COMMIT\n"));
 }
 
+/// Makes a call, whose log must be short.
 #[track_caller]
-fn soon(world: &World, verb: &str, configuration: &Value) -> Called {
-    let begun = Instant::now();
+fn call(world: &World, verb: &str, configuration: &Value) -> Called {
     let output = world.call(verb, configuration).run();
-    assert!(begun.elapsed() < SOON, "{verb} took {:?}", begun.elapsed());
     assert!(output.stderr.len() < 20_000, "{verb} logged {} bytes", output.stderr.len());
     output
 }
@@ -67,7 +63,7 @@ fn state_of(world: &World) -> bool {
 fn check_logs_some_foreign_rules_and_counts_the_rest() {
     let (world, configuration) = attached();
     fill(&world, "-A OUTPUT -d {address} -j ACCEPT", 1000);
-    let output = soon(&world, "CHECK", &configuration).done();
+    let output = call(&world, "CHECK", &configuration).done();
     assert_eq!(output.stderr.matches("foreign rule: ").count(), 20, "{}", output.stderr);
     assert!(output.stderr.contains("980 more foreign rules"), "{}", output.stderr);
     let report = world.live_rules().report();
@@ -80,11 +76,11 @@ fn check_logs_some_foreign_rules_and_counts_the_rest() {
 fn add_and_check_refuse_too_many_foreign_rules_and_del_keeps_them() {
     let (world, configuration) = attached();
     fill(&world, "-A OUTPUT -p tcp -d {address} --dport 80 -j ACCEPT", 21_000);
-    holds_too_much(&soon(&world, "CHECK", &configuration));
-    holds_too_much(&soon(&world, "ADD", &configuration));
+    holds_too_much(&call(&world, "CHECK", &configuration));
+    holds_too_much(&call(&world, "ADD", &configuration));
     let read = LiveRules::read(&world.netns(), &Store::new(ROOT)).expect_err("too many");
     assert_eq!(read.number(), 107);
-    soon(&world, "DEL", &configuration).done();
+    call(&world, "DEL", &configuration).done();
     assert_eq!(rules_of(&world), (0, 21_000));
     assert!(!state_of(&world));
 }
@@ -93,7 +89,7 @@ fn add_and_check_refuse_too_many_foreign_rules_and_del_keeps_them() {
 fn del_disables_the_redirection_if_its_rules_cannot_be_found() {
     let (world, configuration) = attached();
     fill(&world, "-I OUTPUT -d {address} -j ACCEPT", 21_000);
-    let output = soon(&world, "DEL", &configuration).done();
+    let output = call(&world, "DEL", &configuration).done();
     assert!(output.stderr.contains("DEL removes only the rules that it can find"), "{}", output.stderr);
     let saved = world.iptables_save(Family::V4);
     for chain in ["ISTIO_OUTPUT", "ISTIO_INBOUND", "ISTIO_REDIRECT"] {
@@ -108,25 +104,14 @@ fn foreign_jumps_to_detours_chains_are_limited() {
     let (world, configuration) = attached();
     world.iptables_restore(Family::V4, "*nat\n-I OUTPUT -p icmp -j ACCEPT\nCOMMIT\n");
     fill(&world, "-A OUTPUT -d {address} -j ISTIO_OUTPUT", 15_000);
-    assert_eq!(soon(&world, "CHECK", &configuration).refused().0, 103);
-    let output = soon(&world, "ADD", &configuration);
+    assert_eq!(call(&world, "CHECK", &configuration).refused().0, 103);
+    let output = call(&world, "ADD", &configuration);
     assert_eq!(output.refused().0, 107);
     let msg = output.stdout["msg"].as_str().expect("text");
     assert!(msg.contains("expected at most 256 rules of another tool that jump to detour's chains"), "{msg}");
-    soon(&world, "DEL", &configuration).done();
+    call(&world, "DEL", &configuration).done();
     assert_eq!(world.iptables_save(Family::V4).chain("nat", "ISTIO_OUTPUT"), [""; 0]);
     assert!(!state_of(&world));
-}
-
-#[test]
-fn rules_in_other_tables_do_not_count_toward_the_limit() {
-    let (world, configuration) = attached();
-    let rules: String = (0..30_000).map(|_| "add rule inet mine c accept\n").collect();
-    world.nft(&format!("table inet mine {{ chain c {{ }}\n}}\n{rules}"));
-    soon(&world, "CHECK", &configuration).done();
-    soon(&world, "ADD", &configuration).done();
-    soon(&world, "DEL", &configuration).done();
-    assert_eq!(rules_of(&world), (0, 0));
 }
 
 #[test]
@@ -138,12 +123,12 @@ fn del_succeeds_with_more_policy_rules_than_are_read() {
     let file = world.manifests(&[&rules.collect::<String>()]).join("0.yaml");
     world.ip(&["-batch", file.to_str().expect("text")]);
     for verb in ["CHECK", "ADD"] {
-        let output = soon(&world, verb, &configuration);
+        let output = call(&world, verb, &configuration);
         assert_eq!(output.refused().0, 107);
         let msg = output.stdout["msg"].as_str().expect("text");
         assert!(msg.contains("policy rules") && msg.contains("expected at most 20000 objects and 16 MiB"), "{msg}");
     }
-    soon(&world, "DEL", &configuration).done();
+    call(&world, "DEL", &configuration).done();
     assert_eq!(rules_of(&world), (0, 0));
     assert!(!state_of(&world));
 }
@@ -159,16 +144,16 @@ fn sets_in_detours_tables_are_limited() {
     let elements = ports.join(", ");
     let declared = "add set inet detour-nat many { type ipv4_addr . inet_service; }";
     world.nft(&format!("{declared}\nadd element inet detour-nat many {{ {elements} }}\n"));
-    soon(&world, "CHECK", &configuration).done();
+    call(&world, "CHECK", &configuration).done();
     world.nft(&format!("add rule inet detour-nat ISTIO_OUTPUT ip daddr . tcp dport {{ {elements} }} accept\n"));
-    let output = soon(&world, "CHECK", &configuration);
+    let output = call(&world, "CHECK", &configuration);
     assert_eq!(output.refused().0, 107);
     assert!(
         output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("at most 100000 objects")),
         "{}",
         output.stdout
     );
-    soon(&world, "DEL", &configuration).done();
+    call(&world, "DEL", &configuration).done();
     assert!(world.native_tables().is_empty());
 }
 
@@ -182,9 +167,7 @@ fn trace_ends_for_chains_that_multiply() {
         (0..4).for_each(|_| writeln!(text, "-A C{n} -j C{}", n + 1).expect("text"));
     }
     world.iptables_restore(Family::V4, &(text + "-A OUTPUT -j C0\nCOMMIT\n"));
-    let begun = Instant::now();
     let trace = world.traced(Process { uid: 1000, gid: 1000 }, Protocol::Tcp, SERVER.at(Family::V4, HTTPS));
-    assert!(begun.elapsed() < SOON);
     assert!(trace.caveats.iter().any(|caveat| caveat.contains("stopped after 100000 rules")), "{:?}", trace.caveats);
 }
 

@@ -1,38 +1,14 @@
-//! The redirection in each rule format and interception mode, as packets and the iptables tools see it; drift; late IPv6
-//! addresses; an ADD starts no process.
+//! The redirection in each rule format, as packets and iptables-save see it; late IPv6 addresses; an ADD starts no process.
+//! `tests/rules` compares committed rules with those that the tools write, and `tests/convergence` has drift.
 
 use crate::dialect::Dialect;
 use crate::example::*;
 use crate::expectations::*;
+use crate::support::wait::until;
 use crate::world::*;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::process::{Command, Stdio};
-
-/// A rule is deleted, doubled, or preceded by another one, or its netfilter chain is flushed: one of them for each rule.
-#[test]
-fn check_finds_any_damage_and_add_repairs_it() {
-    let world = World::new(Families::Both);
-    let configuration = Dialect::Nftables.of(exclude_1337(&story(&world, Dns::Captured, &[])));
-    world.add(&configuration);
-    let whole = world.native_tables();
-    let damages = world.native_rules().len();
-    assert!(damages > 20, "{whole:?}");
-    for index in 0..damages {
-        let (place, handle) = world.native_rules()[index].clone();
-        let damage = match index % 4 {
-            0 => format!("delete rule inet {place} handle {handle}"),
-            1 => format!("add rule inet {place} handle {handle} counter"),
-            2 => format!("insert rule inet {place} handle {handle} meta l4proto icmp counter drop"),
-            _ => format!("flush chain inet {place}"),
-        };
-        world.nft(&damage);
-        assert_eq!(world.call("CHECK", &configuration).run().refused().0, 103, "{damage}");
-        world.add(&configuration);
-        assert_eq!(world.native_tables(), whole, "{damage}");
-    }
-    world.call("CHECK", &configuration).run().done();
-}
 
 /// A pod keeps the rule format of its redirection: `auto` uses the live one, and an ADD that requires the other one fails.
 /// Exclusions have no rule format.
@@ -99,7 +75,7 @@ fn add_starts_no_process_and_no_thread() {
         .args(["-f", "-qq", "-e", "trace=execve,fork,vfork,clone,clone3", "-o"])
         .args([log.as_os_str(), "-E".as_ref(), "PATH=".as_ref(), env!("CARGO_BIN_EXE_detour").as_ref()])
         .env("CNI_COMMAND", "ADD")
-        .env("CNI_CONTAINERID", "processes")
+        .env("CNI_CONTAINERID", &world.name)
         .env("CNI_NETNS", world.netns())
         .env("CNI_IFNAME", "net1")
         .env("CNI_PATH", "/nowhere")
@@ -117,7 +93,7 @@ fn add_starts_no_process_and_no_thread() {
     let started: Vec<_> = started.into_iter().filter(|line| line.contains('(')).collect();
     assert_eq!(started.len(), 1, "only the plugin itself: {started:#?}");
     assert!(started[0].contains("execve") && threads.is_empty(), "{calls}");
-    std::fs::remove_dir_all("/run/detour/attachments/processes").expect("its state is there");
+    std::fs::remove_dir_all(format!("/run/detour/attachments/{}", world.name)).expect("its state is there");
 }
 
 /// Exclusions are not in the tables of iptables: these look as if istio-cni had made them.
@@ -140,41 +116,6 @@ fn rules_equal_those_of_istio_cni() {
         }
         let excluded = |table: &String| table.contains("meta skuid 1337 counter goto DETOUR_DIRECT");
         assert_eq!(world.native_tables().iter().map(excluded).collect::<Vec<_>>(), vec![true; usize::from(excludes)]);
-    }
-}
-
-#[test]
-fn iptables_finds_every_rule() {
-    let world = World::new(Families::Both);
-    let sub_plugins = json!([
-        { "type": "istio-redirect" },
-        { "type": "uid-exclude", "uids": ["1337", "2000-2999"], "rules": ["tcp:8000-8010:3000", "udp:53:4000"] },
-        { "type": "dns-exclude", "resolvers": ["10.96.0.11", "fd96::b"] },
-    ]);
-    world.add(&chain(&story(&world, Dns::Captured, &[]), sub_plugins));
-    for &family in world.families() {
-        let rules = world.iptables_save(family);
-        assert!(rules.rules().count() > 20, "{rules}");
-        for (table, rule) in rules.rules() {
-            let arguments: Vec<&str> = ["-t", table, "-C"].into_iter().chain(rule.split(' ')).collect();
-            let (found, printed) = world.iptables(family, &arguments);
-            assert!(found, "{family:?} {table}: {rule}: {printed}");
-        }
-    }
-}
-
-#[test]
-fn rule_counters_count_packets() {
-    let world = World::new(Families::Both);
-    world.add(&exclude_1337(&story(&world, Dns::Captured, &[])));
-    for &family in world.families() {
-        for _ in 0..3 {
-            world.pod_sends(APP_PROCESS, Protocol::Tcp, SERVER.at(family, HTTPS));
-        }
-        let (listed, printed) = world.iptables(family, &["-t", "nat", "-L", "ISTIO_REDIRECT", "-n", "-v", "-x"]);
-        assert!(listed, "{printed}");
-        let rule = printed.lines().find(|line| line.contains("redir ports 15001")).expect("the rule is listed");
-        assert_eq!(rule.split_whitespace().next(), Some("3"), "{printed}");
     }
 }
 
@@ -269,11 +210,7 @@ fn a_tentative_address_counts_and_a_duplicate_does_not() {
     with_ip6(&world, &[]);
     world.ip(&["-6", "addr", "del", "fd88::2/64", "dev", "eth0"]);
     world.ip(&["-6", "addr", "add", "fd88::1/64", "dev", "eth0"]);
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while !world.ip(&["addr", "show", "dev", "eth0"]).contains("dadfailed") {
-        assert!(std::time::Instant::now() < deadline, "the kernel finds no duplicate");
-        std::thread::yield_now();
-    }
+    until("the kernel finds the duplicate", || world.ip(&["addr", "show", "dev", "eth0"]).contains("dadfailed"));
     check_is_fine(&world, &configuration);
 }
 

@@ -3,10 +3,9 @@
 use crate::node::Node;
 use crate::pod::call;
 use crate::recorders::{Recorders, fails};
+use crate::support::private_node::make_private;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -160,13 +159,8 @@ fn a_pod_that_multus_started_is_removed_from_multus_own_record() {
 /// The plugin's own default is another directory.
 #[test]
 fn the_record_in_the_default_directory_of_multus_is_found() {
-    let default = Path::new("/var/lib/cni");
-    fs::create_dir_all(default).expect("writable");
-    unshare(CloneFlags::CLONE_NEWNS).expect("needs root");
-    let none: Option<&str> = None;
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private");
-    mount(Some("none"), default, Some("tmpfs"), MsFlags::empty(), Some("mode=755")).expect("mounted");
-    removes_from_the_record_of_multus(&Node::new(), &default.join("multus"));
+    make_private("/var/lib/cni", "mode=755");
+    removes_from_the_record_of_multus(&Node::new(), Path::new("/var/lib/cni/multus"));
 }
 
 fn removes_from_the_record_of_multus(node: &Node, directory: &Path) {

@@ -3,6 +3,7 @@
 
 use crate::node::{Node, istio_cni, made, pod_object};
 use crate::recorders::{Recorders, add_prints};
+use crate::support::private_node::make_private;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -238,6 +239,7 @@ impl OpenShift {
         conf["type"] = "detour".into();
         conf["cniDir"] = json!(node.dir.join("state"));
         conf["kubernetes"] = json!({"manifests_dir": node.dir.join("manifests"), "cni_bin_dir": node.recorders.bin()});
+        make_private("/run/multus", "mode=755");
         fs::create_dir_all(chain("")).expect("a directory");
         let ovn = json!({"cniVersion": "0.4.0", "name": "ovn-kubernetes", "type": "ovn-k8s-cni-overlay"});
         fs::write(Path::new(CONF_DIR).join("10-ovn-kubernetes.conf"), ovn.to_string()).expect("a file");
@@ -246,12 +248,6 @@ impl OpenShift {
         fs::write(chain("10.conf"), json!({"cniVersion": "1.0.0", "type": "first"}).to_string()).expect("a file");
         fs::write(chain("30.json"), "{").expect("a file that is not in the chain");
         Self { node, conf }
-    }
-}
-
-impl Drop for OpenShift {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all("/run/multus");
     }
 }
 

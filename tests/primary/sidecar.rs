@@ -18,7 +18,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns what answers a connection from the pod to the node: the sidecar, or the node itself.
 fn answers(node: &Node) -> &'static str {
@@ -147,7 +147,7 @@ fn a_network_that_fails_undoes_those_before_it() {
     let node = node(Recorders::new().with("a", &add_prints(&made("net1", "10.1.0.2/24"))).with("b", &failing()));
     node.pod_selects("one,two,default/istio-cni");
     let (code, text) = node.refused("ADD", &node.recording(&json!({})));
-    assert_eq!((code, &*text), (42, r#"network shop/two (net2): plugin type="b" failed (add): no carrier | port 7"#));
+    assert_eq!((code, &*text), (42, r#"network shop/two (net2): plugin type="b" failed (add): no carrier: port 7"#));
     assert_eq!(node.recorders.order(), ["ADD default", "ADD a", "ADD b", "DEL b", "DEL a", "DEL default"]);
     let seen = node.recorders.seen();
     assert_eq!(seen[4].stdin["prevResult"]["ips"][0]["address"], "10.1.0.2/24");

@@ -190,7 +190,7 @@ fn boot(node: &mut Node, cluster: &Cluster, expected: &Expected, plan: &Plan, ra
         cni.join().expect("it writes");
         if let Some(agent) = &agent {
             let stopped = Instant::now();
-            while !agent.is_ready(node) && stopped.elapsed() < Duration::from_secs(20) {
+            while !agent.is_ready(node) && stopped.elapsed() < Duration::from_secs(60) {
                 thread::park_timeout(Duration::from_millis(50));
             }
             is_ready = agent.is_ready(node);

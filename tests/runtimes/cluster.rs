@@ -155,11 +155,7 @@ impl Agent {
 
     /// The samples of `/metrics` with this prefix of their name: the labels, and the value.
     pub(crate) fn metrics(&self, name: &str) -> Vec<(String, f64)> {
-        let lines = self.logged();
-        let line = lines.iter().find(|line| line.contains("serving /healthz")).expect("it serves them");
-        let address =
-            line.split("address=").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("an address");
-        let (_, text) = fetch(address, "/metrics");
+        let (_, text) = fetch(&self.0.address(), "/metrics");
         let samples = text.lines().filter_map(|line| line.strip_prefix(name)?.rsplit_once(' '));
         samples.filter_map(|(labels, value)| Some((labels.to_owned(), value.parse().ok()?))).collect()
     }

@@ -140,7 +140,9 @@ impl Agent {
 
     /// Returns its health address.
     pub(crate) fn address(&self) -> String {
-        let line = self.wait_for_log("serving /healthz, /readyz and /metrics");
+        let part = "serving /healthz, /readyz and /metrics";
+        let logged = self.log().into_iter().find(|line| line.contains(part));
+        let line = logged.unwrap_or_else(|| self.wait_for_log(part));
         line.split("address=").nth(1).expect("the address").trim().to_owned()
     }
 

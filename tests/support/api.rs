@@ -25,7 +25,7 @@ struct State {
     objects: BTreeMap<&'static str, BTreeMap<(String, String), Value>>,
     version: u64,
     requests: Vec<String>,
-    bodies: Vec<Value>,
+    writes: Vec<(String, Value)>,
     watches: Vec<(&'static str, Sender<Value>)>,
     /// What watches and lists are answered instead.
     refuses_watches: Option<u16>,
@@ -157,7 +157,13 @@ impl Api {
 
     /// What was written so far.
     pub(crate) fn bodies(&self) -> Vec<Value> {
-        self.state().bodies.clone()
+        self.bodies_of("")
+    }
+
+    /// What was written so far with requests that start with `start`.
+    pub(crate) fn bodies_of(&self, start: &str) -> Vec<Value> {
+        let state = self.state();
+        state.writes.iter().filter(|(line, _)| line.starts_with(start)).map(|(_, body)| body.clone()).collect()
     }
 }
 
@@ -189,7 +195,9 @@ fn answer(state: &mut State, request: &Request) -> Answer {
         if let Some(status) = state.refuses_writes {
             return refused(status, "refused");
         }
-        state.bodies.extend(serde_json::from_slice::<Value>(&request.body));
+        if let Ok(body) = serde_json::from_slice(&request.body) {
+            state.writes.push((format!("{method} {path}"), body));
+        }
         return Answer::json(200, &json!({}));
     }
     let parameter = |name: &str| {

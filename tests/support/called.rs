@@ -5,7 +5,6 @@ use serde_json::Value;
 use std::ffi::OsStr;
 use std::io::Write;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 /// Starts a program that reads this text.
 pub(crate) fn start(command: &mut Command, stdin: &str) -> Child {
@@ -30,15 +29,12 @@ pub(crate) struct Called {
     /// The JSON on stdout; `Null` if stdout is empty.
     pub(crate) stdout: Value,
     pub(crate) stderr: String,
-    pub(crate) took: Duration,
 }
 
 impl Called {
     /// Calls the plugin with this configuration.
     pub(crate) fn run(command: &mut Command, configuration: &Value) -> Self {
-        let started = Instant::now();
-        let called = Self::ended(start(command, &configuration.to_string()));
-        Self { took: started.elapsed(), ..called }
+        Self::ended(start(command, &configuration.to_string()))
     }
 
     /// Waits for a call.
@@ -52,7 +48,7 @@ impl Called {
             text => serde_json::from_slice(text).unwrap_or_else(|e| panic!("stdout is not JSON: {e}: {output:?}")),
         };
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        Self { success: output.status.success(), stdout, stderr, took: Duration::ZERO }
+        Self { success: output.status.success(), stdout, stderr }
     }
 
     /// Checks that the call succeeded.

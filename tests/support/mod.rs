@@ -14,7 +14,6 @@ pub(crate) mod chart;
 pub(crate) mod control_groups;
 pub(crate) mod delegate_pod;
 pub(crate) mod directory;
-pub(crate) mod drawn_policies;
 pub(crate) mod golden;
 pub(crate) mod health;
 pub(crate) mod install_scene;

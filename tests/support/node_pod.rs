@@ -1,18 +1,20 @@
 //! A running pod of a simulated node: its sandbox's process in a network namespace with an address.
 
-use super::agent_node;
+use super::agent_node::pin;
+use super::called::{Called, plugin};
 use super::new_netns::tool_in;
 use super::simulated_node::{Node, Process, Where, id, uid};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 const LINKS: &str = "link set lo up
 link add eth0 type veth peer name peer0
 link set eth0 up
 link set peer0 up
 addr add 10.88.0.2/24 dev eth0
+addr add fd88::2/64 dev eth0 nodad
 ";
 
 /// A pod of the namespace `shop` with a sidecar.
@@ -35,7 +37,8 @@ fn group(uid: &str, container: &str) -> String {
 }
 
 impl NodePod {
-    /// Creates a pod for which the plugin was not called yet; `None` is a name that no other pod has.
+    /// Creates a pod whose network namespace the runtime has mounted, and for which the plugin was not called yet; `None`
+    /// is a name that no other pod has.
     pub(crate) fn new(node: &Node, name: Option<&str>) -> Self {
         Self::with_sandbox(node, name, id("b"))
     }
@@ -44,6 +47,7 @@ impl NodePod {
     pub(crate) fn with_sandbox(node: &Node, name: Option<&str>, sandbox: String) -> Self {
         let pod = Self::started(node, name, sandbox, Where::New);
         pod.tool("ip", &["-batch", "-"], LINKS);
+        pin(&pod.sandbox, &pod.pause);
         pod
     }
 
@@ -124,11 +128,23 @@ impl NodePod {
         })
     }
 
-    /// Calls the plugin as the runtime does, with this network namespace.
+    /// Calls the plugin as the runtime does.
     ///
     /// # Errors
     /// The call fails; the text is what it prints.
-    pub(crate) fn call(&self, verb: &str, netns: &Path, conf: &Value, more: &str) -> Result<(), String> {
-        agent_node::call(verb, (&self.sandbox, netns), (&self.name, more), conf)
+    pub(crate) fn call(&self, verb: &str, conf: &Value) -> Result<(), String> {
+        let Self { sandbox, name, uid, .. } = self;
+        let mut plugin = plugin([
+            ("CNI_COMMAND", verb),
+            ("CNI_CONTAINERID", sandbox),
+            ("CNI_NETNS", &format!("/run/netns/{sandbox}")),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", "/opt/cni/bin"),
+            ("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name};K8S_POD_UID={uid}")),
+        ]);
+        let mut conf = conf.clone();
+        conf["prevResult"] = json!({"cniVersion": conf["cniVersion"]});
+        let called = Called::run(&mut plugin, &conf);
+        if called.success { Ok(()) } else { Err(format!("{}{}", called.stdout, called.stderr)) }
     }
 }

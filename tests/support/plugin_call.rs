@@ -55,8 +55,15 @@ impl Pod {
         self.call("CHECK", attachment)
     }
 
-    pub(crate) fn call(&self, verb: &str, attachment: Attachment) -> Answer {
+    fn call(&self, verb: &str, attachment: Attachment) -> Answer {
         Answer::of(&self.start(verb, attachment).wait_with_output().expect("it ends"))
+    }
+
+    /// Runs a call with this rule format.
+    pub(crate) fn call_in(&self, dialect: &str, verb: &str, attachment: Attachment) -> Answer {
+        let mut configuration = attachment.configuration();
+        configuration["dialect"] = dialect.into();
+        self.call_with(verb, attachment.slot.ifname(), &configuration, &self.netns().display().to_string())
     }
 
     /// Starts a call.

@@ -18,15 +18,20 @@ pub(crate) fn on_a_node<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 
 /// Runs `work` as [`on_a_node`] with mount options, without checking what it leaves.
 pub(crate) fn on_a_node_with<T: Send>(options: &str, work: impl FnOnce() -> T + Send) -> T {
-    std::fs::create_dir_all(STATE).expect("needs root");
     let on_thread = || {
-        unshare(CloneFlags::CLONE_NEWNS).expect("needs CAP_SYS_ADMIN");
-        let none = None::<&str>;
-        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("mounts can be made private");
-        mount(Some("tmpfs"), STATE, Some("tmpfs"), MsFlags::empty(), Some(options)).expect("a tmpfs");
+        make_private(STATE, options);
         work()
     };
     std::thread::scope(|scope| scope.spawn(on_thread).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Mounts an empty file system for this thread and the processes that it starts.
+pub(crate) fn make_private(path: &str, options: &str) {
+    std::fs::create_dir_all(path).expect("needs root");
+    unshare(CloneFlags::CLONE_NEWNS).expect("needs CAP_SYS_ADMIN");
+    let none = None::<&str>;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("mounts can be made private");
+    mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), Some(options)).expect("a tmpfs");
 }
 
 /// Returns all files below [`STATE`], including locks, and the directories of containers.

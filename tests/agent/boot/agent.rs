@@ -1,9 +1,9 @@
 //! The agent while it starts, hangs or is replaced, with real agents and a simulated API server.
 
-use crate::boot::agent_process::Agent;
-use crate::boot::api::Api;
-use crate::boot::pod::Pod;
 use crate::boot::scene::{Kind, Scene, api, call, has_rules, is_redirected, starts, waits};
+use crate::support::agent_process::Agent;
+use crate::support::api::Api;
+use crate::support::netns_pod::Pod;
 use crate::support::wait::until_within;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -37,14 +37,11 @@ fn wait_for_connections(socket: &Path, wanted: usize) {
 
 /// Adds a meshed pod, which must be redirected.
 #[track_caller]
-fn redirects(conf: &Value) -> Duration {
+fn redirects(conf: &Value) {
     let pod = Pod::new();
-    let called = call(&pod, "ADD", conf, &Kind::meshed());
-    let took = called.took;
-    called.done();
+    call(&pod, "ADD", conf, &Kind::meshed()).done();
     assert!(is_redirected(&pod));
     call(&pod, "DEL", conf, &Kind::meshed()).done();
-    took
 }
 
 /// Adds a meshed pod, which must fail with these parts in the message.
@@ -57,7 +54,7 @@ fn fails(conf: &Value, parts: &[&str]) -> Duration {
 fn an_agent_that_has_just_started_answers_from_the_api_server() {
     Scene::run(|node| {
         node.api.refuse_watches(500);
-        let agent = node.agent("first");
+        let agent = node.agent_that_starts("first");
         agent.wait_for_log("serving the plugin's");
         redirects(&node.conf_of_agent_alone());
         node.api.grant_watches();
@@ -70,7 +67,7 @@ fn an_agent_that_has_just_started_answers_from_the_api_server() {
 fn an_agent_without_an_api_server_fails_only_pods_with_a_sidecar() {
     Scene::run(|node| {
         node.api.go_silent();
-        let agent = node.agent("first");
+        let agent = node.agent_that_starts("first");
         agent.wait_for_log("serving the plugin's");
         let conf = node.conf_of_agent_alone();
         fails(&conf, &["no usable answer", "no answer within", "/sa)"]);
@@ -92,7 +89,7 @@ fn a_pod_with_a_sidecar_waits_while_the_agent_answers_that_it_has_no_facts_yet()
     Scene::run(|node| {
         node.api.refuse_watches(503);
         node.api.refuse_reads(503);
-        let agent = node.agent("first");
+        let agent = node.agent_that_starts("first");
         agent.wait_for_log("serving the plugin's");
         let took = fails(&node.conf_with(&silent()), &["503", "no answer within "]);
         assert!(took > Duration::from_secs(4), "{took:?}");
@@ -132,7 +129,7 @@ fn with_the_own_list_only_pods_with_a_sidecar_wait_for_the_first_credentials() {
 fn a_call_whose_agent_ends_asks_the_api_server_at_once() {
     Scene::run(|node| {
         node.api.go_silent();
-        let agent = node.agent("first");
+        let agent = node.agent_that_starts("first");
         agent.wait_for_log("serving the plugin's");
         let (mut with_api, mut alone) = (node.conf_with(&api(true)), node.conf_of_agent_alone());
         // So that neither call stops waiting before the other one waits.
@@ -140,16 +137,9 @@ fn a_call_whose_agent_ends_asks_the_api_server_at_once() {
             conf["kubernetes"]["timeout_seconds"] = 60.into();
         }
         thread::scope(|scope| {
-            let (pod, other) = (Pod::new(), Pod::new());
-            let in_flight = scope.spawn(move || {
-                let called = call(&pod, "ADD", &with_api, &Kind::meshed());
-                let took = called.took;
-                called.done();
-                assert!(is_redirected(&pod));
-                call(&pod, "DEL", &with_api, &Kind::meshed()).done();
-                took
-            });
-            let without_api = scope.spawn(move || {
+            let other = Pod::new();
+            scope.spawn(move || redirects(&with_api));
+            scope.spawn(move || {
                 let called = call(&other, "ADD", &alone, &Kind::meshed());
                 let (code, text) = called.refused();
                 assert!(code == 11 && text.contains("the agent closed the connection"), "{code}: {text}");
@@ -160,8 +150,6 @@ fn a_call_whose_agent_ends_asks_the_api_server_at_once() {
             // Both calls wait for the agent.
             wait_for_connections(&node.socket(), 2);
             agent.end(Signal::SIGKILL);
-            println!("in flight: {:?}", in_flight.join().expect("no panic"));
-            without_api.join().expect("no panic");
         });
     });
 }

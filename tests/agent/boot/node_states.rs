@@ -1,7 +1,9 @@
 //! Each state of a node in which neither the agent nor the API server gives the facts of a pod.
 
 use crate::boot::scene::{Kind, Scene, call, has_rules, starts, waits};
-use crate::boot::server::{Answer, Server, closed_port};
+use crate::scene::without;
+use crate::support::netns_pod::Pod;
+use crate::support::server::{Answer, Server, closed_port};
 use nix::unistd::{Gid, Uid, chown};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
@@ -27,7 +29,7 @@ fn a_pod_without_a_sidecar_starts_without_a_request_to_the_api_server() {
     Scene::run(|scene| {
         let server = Server::plain(|_| Answer::Hang);
         scene.write_kubeconfig(&json!({"server": server.http()}));
-        for conf in [scene.conf(), without_agent(&scene.conf())] {
+        for conf in [scene.conf(), without("agent_socket", scene.conf())] {
             let log = starts(&Kind::plain(), &conf);
             let line = log.lines().find(|line| line.contains("annotation sidecar.istio.io/status is missing"));
             assert!(
@@ -52,7 +54,7 @@ fn a_pod_without_a_sidecar_hardly_waits_for_a_stuck_agent() {
         while asked() {}
         let mut conf = scene.conf();
         conf["chain"] = json!([{"type": "istio-redirect"}]);
-        let pod = crate::boot::pod::Pod::new();
+        let pod = Pod::new();
         call(&pod, "ADD", &conf, &Kind::plain()).done();
         assert!(!has_rules(&pod));
         assert!(is_only_told(&stuck), "nothing is asked");
@@ -71,12 +73,6 @@ fn is_only_told(agent: &UnixListener) -> bool {
         received.push(String::from_utf8_lossy(&text[..length]).into_owned());
     }
     received.iter().all(|text| text.contains("\"about\":\"called\""))
-}
-
-fn without_agent(conf: &Value) -> Value {
-    let mut conf = conf.clone();
-    conf["kubernetes"].as_object_mut().expect("an object").remove("agent_socket");
-    conf
 }
 
 /// Each answer: the code of the error, and what its message contains.
@@ -172,8 +168,7 @@ fn annotations_of_a_wrong_type_or_size_count_as_absent() {
         std::thread::scope(|scope| {
             for annotations in invalid {
                 scope.spawn(move || {
-                    let (pod, kind) =
-                        (crate::boot::pod::Pod::new(), Kind { annotations: Some(annotations), ..Kind::plain() });
+                    let (pod, kind) = (Pod::new(), Kind { annotations: Some(annotations), ..Kind::plain() });
                     let called = call(&pod, "ADD", &scene.conf(), &kind);
                     assert_eq!(called.refused().0, 11, "{called:?}");
                     let warning = "the annotations from the runtime are ignored";

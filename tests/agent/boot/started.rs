@@ -1,9 +1,9 @@
 //! Pods that started without facts, with a primary plugin too: later calls, also after facts are available.
 
-use crate::boot::pod::Pod;
-use crate::boot::private_node::left_in_state;
 use crate::boot::scene::{Kind, Scene, api, call, has_rules, is_redirected, starts};
-use crate::boot::server::{Answer, Server, closed_port};
+use crate::support::netns_pod::Pod;
+use crate::support::private_node::left_in_state;
+use crate::support::server::{Answer, Server, closed_port};
 use serde_json::{Value, json};
 use std::fs;
 

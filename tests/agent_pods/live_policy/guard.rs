@@ -1,12 +1,13 @@
 //! The guard of running pods: what it rejects is counted and reported, and it follows the labels of the ambient mesh.
 
-use crate::live_policy::api::{Api, NAMESPACES};
-use crate::live_policy::scene::{EXCLUDE_UIDS, Pod, events, pause, publish, sample, scene, until, wait_for_event};
-use crate::support::new_netns::{in_netns, tool_in};
+use crate::live_policy::scene::{EXCLUDE_UIDS, sample, scene};
+use crate::support::agent_node::AgentNode;
+use crate::support::new_netns::in_netns;
+use crate::support::node_pod::NodePod as Pod;
+use crate::support::wait::{pause, until};
 use serde_json::json;
 use std::io::ErrorKind;
 use std::net::TcpStream;
-use std::time::Instant;
 
 const SIDECAR: &str = r#"[{"type": "istio-redirect"}, {"type": "uid-exclude"}, {"type": "mesh-guard"}]"#;
 /// Another tool redirects.
@@ -24,82 +25,74 @@ fn is_rejected(pod: &Pod) {
 }
 
 /// Changes the pod until the agent has compared its rules again and `holds`.
-fn check_until(api: &Api, pod: &Pod, holds: impl Fn() -> bool) {
+fn check_until(scene: &AgentNode<'_>, pod: &Pod, holds: impl Fn() -> bool) {
     let mut number = 0;
     until("the agent has compared the rules", || {
         number += 1;
         pod.label("changed", &number.to_string());
-        publish(api, pod);
+        scene.publish(pod);
         holds()
     });
 }
 
 #[test]
 fn rejected_connections_are_counted_and_get_one_event() {
-    scene(|scene, api| {
+    scene(|scene| {
         scene.configure(SIDECAR);
         let (_agent, address) = scene.agent_with_metrics(&[]);
-        let pod = Pod::added(scene, api, "web-0", &[]);
+        let pod = scene.added("web-0", &[]);
         scene.wait_for_counts([1, 0, 0, 0]);
-        let flush = || drop(tool_in(&pod.netns(), "iptables", &["-t", "nat", "-F", "OUTPUT"], ""));
+        let flush = || drop(pod.tool("iptables", &["-t", "nat", "-F", "OUTPUT"], ""));
         let rejected = || sample(&address, OUTBOUND).unwrap_or_default();
         flush();
         is_rejected(&pod);
-        check_until(api, &pod, || rejected() > 0);
-        let message = wait_for_event(api, &pod, "DetourGuardRejected", "outbound packets");
+        check_until(scene, &pod, || rejected() > 0);
+        let message = scene.wait_for_event(&pod, "DetourGuardRejected", "outbound packets");
         assert!(message.contains("detour doctor -n shop web-0"), "{message}");
         pod.until(|pod| pod.rules().contains("-A OUTPUT -j ISTIO_OUTPUT"));
         let before = rejected();
         flush();
         is_rejected(&pod);
-        check_until(api, &pod, || rejected() > before);
-        assert_eq!(events(api, &pod, "DetourGuardRejected").len(), 1);
+        check_until(scene, &pod, || rejected() > before);
+        assert_eq!(scene.events(&pod, "DetourGuardRejected").len(), 1);
     });
 }
 
 #[test]
 fn a_pod_that_joins_the_ambient_mesh_gets_the_guard_and_loses_it_when_it_leaves() {
-    scene(|scene, api| {
+    scene(|scene| {
         scene.configure(ALONE);
         let _agent = scene.agent(&[]);
-        let pod = Pod::new(scene, "web-0").without_sidecar();
+        let pod = scene.pod("web-0").without_sidecar();
         pod.unset("sidecar.istio.io/status");
-        publish(api, &pod);
-        pod.call(scene, "ADD").expect("added");
+        scene.publish_and_add(&pod);
         assert!(!has_guard(&pod));
-        let label = |mode: Option<&str>| {
-            let labels = mode.map(|mode| json!({"istio.io/dataplane-mode": mode})).unwrap_or_default();
-            api.put(NAMESPACES, &json!({"metadata": {"name": "shop", "labels": labels}}));
-            Instant::now()
-        };
-        let labeled = label(Some("ambient"));
+        scene.label_namespace(&json!({"istio.io/dataplane-mode": "ambient"}));
         pod.until(has_guard);
-        println!("{:?} from the label to the guard", labeled.elapsed());
         is_rejected(&pod);
-        let labeled = label(None);
+        scene.label_namespace(&json!({}));
         pod.until(|pod| !has_guard(pod));
-        println!("{:?} from the label to the rules without a guard", labeled.elapsed());
     });
 }
 
 /// Beside another tool's redirection. Its author can't switch the guard off.
 #[test]
 fn a_pod_keeps_its_guard_if_its_author_turns_the_injection_off_later() {
-    scene(|scene, api| {
+    scene(|scene| {
         scene.configure(ALONE);
         let _agent = scene.agent(&[]);
-        let pod = Pod::added(scene, api, "web-0", &[]);
+        let pod = scene.added("web-0", &[]);
         assert!(has_guard(&pod));
         pod.label("sidecar.istio.io/inject", "false");
         pod.set("sidecar.istio.io/inject", "false");
-        pod.annotate(api, EXCLUDE_UIDS, "7000");
+        scene.annotate(&pod, EXCLUDE_UIDS, "7000");
         // Nothing else changes with it, so wait for a comparison.
         pause();
         scene.wait_for_counts([1, 0, 0, 0]);
-        check_until(api, &pod, || scene.report().counts.current == 1);
+        check_until(scene, &pod, || scene.report().counts.current == 1);
         assert!(has_guard(&pod));
         pod.unset("sidecar.istio.io/status");
-        publish(api, &pod);
+        scene.publish(&pod);
         scene.configure(&ALONE.replace(r#""uid-exclude""#, r#""uid-exclude", "uids": "9000""#));
         pod.until(|pod| pod.excludes_uid(9000));
         assert!(has_guard(&pod));
@@ -108,13 +101,12 @@ fn a_pod_keeps_its_guard_if_its_author_turns_the_injection_off_later() {
 
 #[test]
 fn an_event_names_a_pod_that_can_not_have_a_guard() {
-    scene(|scene, api| {
+    scene(|scene| {
         scene.configure(ALONE);
         let _agent = scene.agent(&[]);
-        let pod = Pod::new(scene, "web-0").with_istio_init();
-        publish(api, &pod);
-        pod.call(scene, "ADD").expect("added");
-        let message = wait_for_event(api, &pod, "DetourNotGuarded", "istio-init");
+        let pod = scene.pod("web-0").with_init_containers(&["istio-init"]);
+        scene.publish_and_add(&pod);
+        let message = scene.wait_for_event(&pod, "DetourNotGuarded", "istio-init");
         assert!(message.contains("use Istio's CNI plugin or detour"), "{message}");
         assert!(!has_guard(&pod));
     });

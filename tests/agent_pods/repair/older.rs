@@ -1,14 +1,15 @@
 //! Connections that were opened while the rules were missing, over a real link.
 
-use crate::repair::scene::{Pod, Scene, assert_is, event, one, scene};
+use crate::repair::scene::{Scene, assert_is, event, one, scene};
 use crate::support::new_netns::in_netns;
+use crate::support::node_pod::NodePod as Pod;
+use crate::support::wait::DEADLINE;
 use nix::unistd::{Uid, setfsuid};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 const FAR: &str = "10.88.0.1";
 const PROXY: u32 = 1337;
 
@@ -30,9 +31,7 @@ impl Link {
     fn new(scene: &Scene<'_>) -> Self {
         let (pod, far) = (scene.pod(), scene.pod());
         far.tool("ip", &["link", "del", "eth0"], "");
-        let netns = far.netns();
-        let pid = netns.components().nth(2).expect("/proc/PID/ns/net").as_os_str().to_str().expect("a number");
-        pod.tool("ip", &["link", "set", "peer0", "netns", pid], "");
+        pod.tool("ip", &["link", "set", "peer0", "netns", &far.pause.pid().to_string()], "");
         let address = format!("{FAR}/24");
         far.tool("ip", &["-batch", "-"], &format!("addr add {address} dev peer0\nlink set peer0 up\n"));
         Self { pod, far }
@@ -45,7 +44,7 @@ impl Link {
         let own = inside(from, uid, || TcpStream::connect(address)).expect("connected");
         let (other, _) = listener.accept().expect("accepted");
         for stream in [&own, &other] {
-            stream.set_read_timeout(PATIENCE).expect("set");
+            stream.set_read_timeout(Some(DEADLINE)).expect("set");
         }
         (own, other)
     }
@@ -66,9 +65,8 @@ fn drifted(link: &Link) {
 #[test]
 fn tracked_connections_continue_and_the_event_has_their_number() {
     scene(|scene| {
-        let mut link = Link::new(scene);
-        link.pod.dialect = "iptables";
-        link.pod.call(scene, "ADD");
+        let link = Link::new(scene);
+        scene.call_in("iptables", &link.pod, "ADD");
         drifted(&link);
         let far = format!("{FAR}:80");
         let mut outbound = Link::connect(&link.pod, 0, &link.far, &far);
@@ -79,8 +77,8 @@ fn tracked_connections_continue_and_the_event_has_their_number() {
         let done = one(scene.repair().run_pass(&[Arc::new(link.pod.observed())], Instant::now()));
         assert_is(&done, "DetourRepaired", "its rules had drifted from the desired rules; 2 TCP connections");
         assert!(lives(&mut outbound) && lives(&mut inbound));
-        assert_eq!(scene.events(1), [event("DetourRepaired", "Warning")]);
-        let message = scene.request_bodies("POST /api/v1/namespaces/shop/events")[0]["message"].to_string();
+        assert_eq!(scene.wait_for_events(1), [event("DetourRepaired", "Warning")]);
+        let message = scene.api.bodies_of("POST /api/v1/namespaces/shop/events")[0]["message"].to_string();
         let expected = "2 TCP connections that existed before still bypass the sidecar until they close; recreate the \
                         pod to capture them";
         assert!(message.contains(expected), "{message}");
@@ -96,7 +94,7 @@ fn tracked_connections_continue_and_the_event_has_their_number() {
 fn untracked_connections_are_reset_and_not_counted() {
     scene(|scene| {
         let link = Link::new(scene);
-        link.pod.call(scene, "ADD");
+        scene.call(&link.pod, "ADD");
         link.pod.tool("nft", &["flush", "ruleset"], "");
         let mut outbound = Link::connect(&link.pod, 0, &link.far, &format!("{FAR}:80"));
         let done = one(scene.repair().run_pass(&[Arc::new(link.pod.observed())], Instant::now()));
@@ -117,7 +115,7 @@ fn dns_queries_of_an_open_socket_are_redirected_again() {
         drifted(&link);
         let bind = |pod, address: &'static str, uid| {
             let socket = inside(pod, uid, || UdpSocket::bind(address)).expect("bound");
-            socket.set_read_timeout(PATIENCE).expect("set");
+            socket.set_read_timeout(Some(DEADLINE)).expect("set");
             socket
         };
         let (resolver, proxy) = (bind(&link.far, "10.88.0.1:53", 0), bind(&link.pod, "127.0.0.1:15053", PROXY));

@@ -1,28 +1,25 @@
 //! A node with the plugin in the cluster network's list, running pods, and an API server.
 
-use crate::repair::kernel::Tools;
-use crate::repair::node::{self, Node};
-use crate::repair::server::{Answer, Request, Server};
+use crate::support::agent_node::{self, AgentNode, LIST, ROOT, reach, write};
 use crate::support::agent_process::write_account;
-use crate::support::node_pod::NodePod;
-use detour_cni::agent::install::{FileRecord, HostPath, HostRoot, InstallRecord, NodeFiles, Role};
+use crate::support::kernel::Tools;
+use crate::support::node_pod::NodePod as Pod;
+use crate::support::wait::{DEADLINE, pause};
+use detour_cni::agent::install::{FileRecord, HostRoot, InstallRecord, NodeFiles, Role};
 use detour_cni::agent::pods::{ObservedNode, PodReconciler};
 use detour_cni::agent::{Metrics, ObservedPod, PodReports, PodSettings, RepairMode, run_tasks};
 use detour_cni::cluster::{Api, Event, objects};
-use nix::mount::{MsFlags, mount, umount};
+use nix::mount::umount;
 use serde_json::{Value, json};
 use std::cell::OnceCell;
 use std::future::pending;
 use std::ops::Deref;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use std::{fs, thread};
 use tokio::runtime::{Builder, Runtime};
-
-const STATE: &str = "/run/detour";
-const LIST: &str = "/etc/cni/net.d/10-cluster.conflist";
 
 /// Starts tasks on an event loop of another thread, which runs until the process ends.
 pub(crate) fn on_event_loop<T: Send + 'static>(start: impl FnOnce() -> T + Send + 'static) -> T {
@@ -37,47 +34,30 @@ pub(crate) fn on_event_loop<T: Send + 'static>(start: impl FnOnce() -> T + Send 
 }
 
 pub(crate) struct Scene<'a> {
-    pub(crate) node: &'a Node,
-    pub(crate) api: Server,
-    pub(crate) metrics: Metrics,
+    agent_node: &'a AgentNode<'a>,
+    metrics: Metrics,
     /// The reports, whose task writes Events until the scene ends.
     reports: OnceCell<PodReports>,
 }
 
-/// Runs `work` with a temporary node and an API server that accepts every request.
-pub(crate) fn scene(work: impl FnOnce(&Scene<'_>) + Send) {
-    scene_with(|_| Answer::json(200, &json!({})), work);
+impl<'a> Deref for Scene<'a> {
+    type Target = AgentNode<'a>;
+
+    fn deref(&self) -> &AgentNode<'a> {
+        self.agent_node
+    }
 }
 
-/// The same with an API server that answers by `script`.
-pub(crate) fn scene_with(
-    script: impl Fn(&Request) -> Answer + Send + Sync + 'static,
-    work: impl FnOnce(&Scene<'_>) + Send,
-) {
-    node::scene(|node| {
-        fs::create_dir_all(STATE).expect("needs root");
-        mount(Some("tmpfs"), STATE, Some("tmpfs"), MsFlags::empty(), Some("size=16m")).expect("a tmpfs");
-        let here = node.root.join("run/detour");
-        fs::create_dir_all(&here).expect("made");
-        mount(Some(STATE), &here, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted there too");
-        let metrics = Metrics::default();
-        let scene = Scene { node, api: Server::plain(script), metrics, reports: OnceCell::new() };
+/// Runs `work` with a temporary node.
+pub(crate) fn scene(work: impl FnOnce(&Scene<'_>) + Send) {
+    agent_node::scene(|agent_node| {
+        let scene = Scene { agent_node, metrics: Metrics::default(), reports: OnceCell::new() };
         scene.install(&json!([{"type": "istio-redirect"}]));
         work(&scene);
     });
 }
 
 impl Scene<'_> {
-    pub(crate) fn write(&self, path: &str, text: &str) {
-        let path = self.node.root.join(path.trim_start_matches('/'));
-        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
-        fs::write(path, text).expect("written");
-    }
-
-    fn log(&self, record: &InstallRecord) {
-        self.write("/var/lib/cni/detour/install.json", &serde_json::to_string(record).expect("a log"));
-    }
-
     /// Puts the plugin with this chain into the cluster network's list.
     pub(crate) fn install(&self, chain: &Value) {
         let list = json!({"cniVersion": "1.0.0", "name": "cluster", "plugins": [
@@ -86,34 +66,47 @@ impl Scene<'_> {
                 "manifests_dir": "/manifests", "exclude_namespaces": ["kube-system"],
             }},
         ]});
-        self.write(LIST, &list.to_string());
+        write(LIST, &list.to_string());
         let listed = FileRecord { role: Role::Entry, sha256: Vec::new(), plugin: Some("detour".into()), source: None };
-        self.log(&InstallRecord { files: [(host(LIST), listed)].into(), ..InstallRecord::default() });
-        fs::create_dir_all(self.manifests()).expect("made");
+        let files = [(LIST.parse().expect("a path"), listed)].into();
+        let record = InstallRecord { files, ..InstallRecord::default() };
+        write("/var/lib/cni/detour/install.json", &serde_json::to_string(&record).expect("JSON"));
+        fs::create_dir_all(reach("/manifests")).expect("made");
     }
 
-    fn manifests(&self) -> PathBuf {
-        self.node.root.join("manifests")
+    /// Calls the plugin as the runtime does, which must succeed.
+    #[track_caller]
+    pub(crate) fn call(&self, pod: &Pod, verb: &str) {
+        self.call_in("auto", pod, verb);
     }
 
-    /// Returns the configuration for a call by the runtime.
-    pub(crate) fn call_configuration(&self) -> Value {
-        json!({
+    /// The same with this rule format.
+    #[track_caller]
+    pub(crate) fn call_in(&self, dialect: &str, pod: &Pod, verb: &str) {
+        let conf = json!({
             "cniVersion": "1.0.0", "name": "cluster", "type": "detour", "chain": [{"type": "istio-redirect"}],
-            "kubernetes": {"manifests_dir": self.manifests()}, "log_level": "none",
-        })
+            "kubernetes": {"manifests_dir": reach("/manifests")}, "log_level": "none", "dialect": dialect,
+        });
+        pod.call(verb, &conf).unwrap_or_else(|printed| panic!("{verb}: {printed}"));
     }
 
     /// Creates a pod for which the plugin was never called.
     pub(crate) fn pod(&self) -> Pod {
-        let pod = Pod::new(self);
-        self.publish(&pod);
+        let pod = Pod::new(self.node, None);
+        self.node.keep("results", ("cluster", "eth0"), &pod.sandbox, (&pod.name, &pod.uid), &pod.sandbox);
+        self.write_manifest(&pod);
         pod
     }
 
     /// Writes the pod's manifest for the plugin.
-    pub(crate) fn publish(&self, pod: &Pod) {
-        self.write(&format!("/manifests/{}.json", pod.uid), &pod.object().to_string());
+    fn write_manifest(&self, pod: &Pod) {
+        write(&format!("/manifests/{}.json", pod.uid), &pod.object().to_string());
+    }
+
+    /// Adds an annotation to the pod and to its manifest for the plugin.
+    pub(crate) fn annotate(&self, pod: &Pod, key: &str, value: &str) {
+        pod.set(key, value);
+        self.write_manifest(pod);
     }
 
     pub(crate) fn repair(&self) -> Repair {
@@ -131,36 +124,34 @@ impl Scene<'_> {
     }
 
     pub(crate) fn files(&self) -> NodeFiles {
-        NodeFiles::new(HostRoot::new(&self.node.root))
+        NodeFiles::new(HostRoot::new(ROOT))
     }
 
-    /// Returns the agent's account, whose files are in the directory `account`.
+    /// Returns the agent's account.
     pub(crate) fn account(&self) -> Api {
-        let directory = self.node.root.join("account");
+        self.account_at(self.api.url())
+    }
+
+    /// Returns the agent's account at this API server.
+    pub(crate) fn account_at(&self, url: String) -> Api {
+        let directory = reach("/sa");
         write_account(&directory);
-        Api::of_account(self.api.http(), directory)
+        Api::of_account(url, directory)
     }
 
     /// Waits for this many Events. Returns reasons and types of all.
     #[track_caller]
-    pub(crate) fn events(&self, count: usize) -> Vec<(String, String)> {
-        let deadline = Instant::now() + Duration::from_secs(60);
+    pub(crate) fn wait_for_events(&self, count: usize) -> Vec<(String, String)> {
+        let deadline = Instant::now() + DEADLINE;
         loop {
-            let bodies = self.request_bodies("POST /api/v1/namespaces/shop/events");
+            let bodies = self.api.bodies_of("POST /api/v1/namespaces/shop/events");
             if bodies.len() >= count {
                 let text = |body: &Value, key: &str| body[key].as_str().unwrap_or_default().to_owned();
                 return bodies.iter().map(|body| (text(body, "reason"), text(body, "type"))).collect();
             }
             assert!(Instant::now() < deadline, "expected {count} Events, got {bodies:#?}");
-            thread::park_timeout(Duration::from_millis(10));
+            pause();
         }
-    }
-
-    /// Returns the bodies of the requests that start with `start`.
-    pub(crate) fn request_bodies(&self, start: &str) -> Vec<Value> {
-        let requests = self.api.requests();
-        let such = requests.iter().filter(|request| request.line.starts_with(start));
-        such.map(|request| serde_json::from_slice(&request.body).expect("JSON")).collect()
     }
 
     /// Returns a sample of the agent's metrics.
@@ -172,7 +163,7 @@ impl Scene<'_> {
 
     /// Returns the names of the pod's saved records.
     pub(crate) fn attachments(&self, pod: &Pod) -> Vec<String> {
-        let directory = Path::new(STATE).join("attachments").join(&pod.sandbox);
+        let directory = Path::new("/run/detour/attachments").join(&pod.sandbox);
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
         let names = entries.map(|entry| entry.file_name().into_string().expect("text"));
         names.filter(|name| name.ends_with(".json")).collect()
@@ -216,69 +207,19 @@ pub(crate) fn assert_is(done: &Event, reason: &str, part: &str) {
     assert!(done.reason == reason && done.message.contains(part), "expected {reason} with {part:?}, got {done:?}");
 }
 
-fn host(path: &str) -> HostPath {
-    path.parse().expect("a path")
-}
-
-/// A running pod with the runtime's cached result of the cluster network's ADD.
-pub(crate) struct Pod {
-    pod: NodePod,
-    address: &'static str,
-    pub(crate) dialect: &'static str,
-}
-
-impl Deref for Pod {
-    type Target = NodePod;
-
-    fn deref(&self) -> &NodePod {
-        &self.pod
-    }
-}
-
 impl Tools for Pod {
     fn tool(&self, name: &str, args: &[&str], input: &str) -> String {
-        self.pod.tool(name, args, input)
+        Self::tool(self, name, args, input)
     }
 }
 
 impl Pod {
-    pub(crate) fn new(scene: &Scene<'_>) -> Self {
-        let pod = NodePod::new(scene.node, None);
-        scene.node.pin(&pod.sandbox, &pod.pause);
-        scene.node.keep("results", ("cluster", "eth0"), &pod.sandbox, (&pod.name, &pod.uid), &pod.sandbox);
-        pod.tool("ip", &["addr", "add", "fd88::2/64", "dev", "eth0", "nodad"], "");
-        Self { pod, address: "10.88.0.2", dialect: "auto" }
-    }
-
-    /// Returns another pod, of which only a process in this pod's network namespace is left.
-    pub(crate) fn stray(&self, scene: &Scene<'_>) -> Self {
-        Self { pod: self.pod.stray(scene.node), address: "10.88.0.3", dialect: "auto" }
-    }
-
     /// Ends the pod without a DEL.
-    pub(crate) fn go(&self, scene: &Scene<'_>) {
-        let path = scene.node.root.join("run/netns").join(&self.sandbox);
+    pub(crate) fn go(&self) {
+        let path = reach("/run/netns").join(&self.sandbox);
         umount(&path).expect("unmounted");
         fs::remove_file(path).expect("removed");
         self.pause.end();
-    }
-
-    /// Calls the plugin as the runtime does, which must succeed.
-    #[track_caller]
-    pub(crate) fn call(&self, scene: &Scene<'_>, verb: &str) {
-        let mut conf = scene.call_configuration();
-        conf["dialect"] = self.dialect.into();
-        if verb == "CHECK" {
-            conf["prevResult"] = json!({});
-        }
-        let called = self.pod.call(verb, &self.netns(), &conf, "");
-        called.unwrap_or_else(|printed| panic!("{verb}: {printed}"));
-    }
-
-    /// Adds an annotation, and publishes the pod.
-    pub(crate) fn annotate(&mut self, scene: &Scene<'_>, key: &str, value: &str) {
-        self.set(key, value);
-        scene.publish(self);
     }
 
     /// Returns the pod as the agent observes it with its addresses.
@@ -292,7 +233,7 @@ impl Pod {
             pod,
             resource_version: "7".into(),
             owned: true,
-            addresses: vec![self.address.parse().expect("an address")],
+            addresses: vec!["10.88.0.2".parse().expect("an address")],
             ..ObservedPod::default()
         }
     }

@@ -4,25 +4,17 @@ use super::peer::{
     DEADLINE, EMPTY, PLUGIN, Peer, Plugin, Report, Runtime, bytes, call, configuration, container, error, event, frame,
     integer, pod, socket_path, started,
 };
-use std::fs::Permissions;
-use std::io::{ErrorKind, Read, Write};
+use crate::support::listener::foreign_listener;
+use std::fs::{self, Permissions};
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::os::unix::net::UnixListener;
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
-use std::{env, fs};
+use std::time::Instant;
 
-/// Less than each timeout of the plugin, of which the shortest is 2 s, and more than a loaded machine needs for one of
-/// several ends.
-const END: Duration = Duration::from_millis(1800);
 const NOT_FOUND: &str =
     "socket not found; check that the container runtime runs and that its configuration enables NRI";
 /// A user who is not root.
 const UNPRIVILEGED: u32 = 65534;
-/// The variable with the path for [`listens_as_another_user`].
-const LISTEN_AT: &str = "DETOUR_TEST_NRI_LISTEN_AT";
 
 #[test]
 fn a_missing_socket_is_reported_once_and_used_as_soon_as_it_appears() {
@@ -159,37 +151,6 @@ fn a_receiver_of_reports_that_has_ended_never_fails_a_start() {
     }
 }
 
-#[test]
-fn the_plugin_ends_at_once_in_each_state() {
-    let least = |end: &dyn Fn() -> Duration| (0..3).map(|_| end()).min().expect("three");
-    let (_directory, path) = socket_path();
-    let waiting = || {
-        let plugin = Plugin::start(&path);
-        plugin.next_failure();
-        plugin.end()
-    };
-    assert!(least(&waiting) < END, "while it waits for the socket");
-    let runtime = Runtime::listen(&path);
-    let registering = || {
-        let plugin = Plugin::start(&path);
-        let mut peer = runtime.accept();
-        peer.expect_registration();
-        let took = plugin.end();
-        peer.closed();
-        took
-    };
-    assert!(least(&registering) < END, "while it registers");
-    let registered = || {
-        let plugin = Plugin::start(&path);
-        let mut peer = runtime.register(&[]);
-        plugin.registered();
-        let took = plugin.end();
-        peer.closed();
-        took
-    };
-    assert!(least(&registered) < END, "while it is registered");
-}
-
 /// Sends calls until `done`, and reads no answer.
 fn send_without_reading(peer: &mut Peer, mut done: impl FnMut(Instant) -> bool) {
     let calls = call(1, PLUGIN, &"x".repeat(500), &[]).repeat(100);
@@ -249,34 +210,10 @@ fn a_socket_that_another_user_could_have_created_is_not_used() {
 #[test]
 fn a_listener_of_another_user_is_not_used() {
     let (directory, path) = socket_path();
-    chown(&*directory, Some(UNPRIVILEGED), None).expect("given away");
-    let mut process = Command::new(env::current_exe().expect("this test"))
-        .args(["--exact", "nri::failures::listens_as_another_user", "--nocapture"])
-        .env(LISTEN_AT, &path)
-        .uid(UNPRIVILEGED)
-        .gid(UNPRIVILEGED)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("it starts");
-    let begin = Instant::now();
-    while !path.exists() {
-        assert!(begin.elapsed() < DEADLINE, "it listens");
-        std::thread::yield_now();
-    }
+    let _listener = foreign_listener(&path);
     chown(&*directory, Some(0), None).expect("taken back");
     let plugin = Plugin::start(&path);
     let cause = plugin.next_failure();
     let expected = "expected root as listener on the socket, got UID 65534; remove the socket";
     assert_eq!(cause, format!("{}: {expected}", path.display()));
-    drop(process.stdin.take());
-    process.wait().expect("ended");
-}
-
-/// Not a test: it listens at the path from [`LISTEN_AT`] until its stdin ends.
-#[test]
-fn listens_as_another_user() {
-    let Some(path) = env::var_os(LISTEN_AT) else { return };
-    let _listener = UnixListener::bind(path).expect("bound");
-    let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }

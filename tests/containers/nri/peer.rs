@@ -9,7 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 /// The service of plugins.
@@ -308,14 +308,6 @@ impl Plugin {
     /// Returns the reports that have arrived.
     pub(crate) fn reports(&self) -> Vec<Report> {
         self.reports.try_iter().collect()
-    }
-
-    /// Ends the plugin, and returns how long it took.
-    pub(crate) fn end(mut self) -> Duration {
-        let begin = Instant::now();
-        drop(self.end.take());
-        self.thread.take().expect("it runs").join().expect("no panic");
-        begin.elapsed()
     }
 }
 

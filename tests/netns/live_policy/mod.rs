@@ -13,7 +13,6 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 use traffic::Traffic;
 
 mod traffic;
@@ -153,20 +152,15 @@ in_both_dialects! {
         let sockets: Vec<_> = resolvers.iter().map(queries).collect();
         follow(&world, &states[1]).expect("applied");
         connections.extend(long_connections(&world));
-        let mut times = Vec::new();
         for switch in 0..SWITCHES {
             connections.iter().for_each(|connection| connection.wait_for(1));
-            let start = Instant::now();
             follow(&world, &states[switch % 2]).expect("applied");
-            times.push(start.elapsed());
             connections.iter().for_each(|connection| connection.wait_for(1));
             sockets.iter().for_each(|(socket, _)| socket.wait_for(3));
             if switch < 4 {
                 new_traffic_follows(&world, switch % 2 == 1);
             }
         }
-        times.sort();
-        println!("apply: median {:?}, max {:?}", times[SWITCHES / 2], times[SWITCHES - 1]);
         for connection in connections {
             let (arrivals, messages) = connection.stop();
             assert!(arrivals.len() == 1 && messages > 2 * SWITCHES, "{arrivals:?} after {messages} messages");

@@ -53,7 +53,7 @@ impl Traffic {
         Self::start(netns, process, move || {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any).expect("a port");
-            socket.set_read_timeout(Some(Duration::from_secs(10))).expect("a socket");
+            socket.set_read_timeout(Some(Duration::from_secs(30))).expect("a socket");
             move || {
                 let ask = || {
                     socket.send_to(TOKEN, to).expect("it is sent");

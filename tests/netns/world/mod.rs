@@ -253,11 +253,6 @@ impl World {
         self.native_tables().into_iter().filter(|table| !is_of_exclusions(table)).collect()
     }
 
-    /// Returns the rules of the pod's native tables, each as `TABLE CHAIN` and its handle.
-    pub(crate) fn native_rules(&self) -> Vec<(String, u64)> {
-        rules::native_rules(&self.pod)
-    }
-
     /// Returns how many packets matched an exclusion so far.
     pub(crate) fn matched_exclusions(&self) -> u64 {
         rules::matched_exclusions(&self.pod)
@@ -291,7 +286,7 @@ impl World {
     pub(crate) fn traced(&self, from: impl Into<Sender>, protocol: Protocol, to: SocketAddr) -> Trace {
         let rules = self.live_rules();
         let to = Destination { address: to, protocol: protocol.into() };
-        trace(&rules.view(), from.into(), to, &rules.addresses, "eth0")
+        trace(&rules.view(), (from.into(), None), to, &rules.addresses, "eth0")
     }
 
     /// Returns the path of the pod's network namespace.

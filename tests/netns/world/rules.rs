@@ -65,12 +65,6 @@ impl Ruleset {
         let rules = self.tables.get(table).and_then(|chains| chains.get(chain));
         rules.into_iter().flatten().map(|rule| rule[chain.len()..].trim_start()).collect()
     }
-
-    /// Returns every rule with its table, as `CHAIN -m …`.
-    pub(crate) fn rules(&self) -> impl Iterator<Item = (&str, &str)> {
-        let chains = self.tables.iter().flat_map(|(table, chains)| chains.values().map(move |rules| (table, rules)));
-        chains.flat_map(|(table, rules)| rules.iter().map(move |rule| (table.as_str(), rule.as_str())))
-    }
 }
 
 fn is_built_in(chain: &str) -> bool {
@@ -150,15 +144,4 @@ pub(super) fn matched_exclusions(pod: &Place) -> u64 {
     let exclusions = rules.filter(|rule| ["DETOUR_DIRECT", "DETOUR_ZONE"].iter().any(|chain| rule["chain"] == *chain));
     let counters = exclusions.flat_map(|rule| rule["expr"].as_array().into_iter().flatten());
     counters.filter_map(|expression| expression["counter"]["packets"].as_u64()).sum()
-}
-
-/// Returns the rules of the pod's native tables, each as `TABLE CHAIN` and its handle.
-pub(super) fn native_rules(pod: &Place) -> Vec<(String, u64)> {
-    let output = pod.run(Command::new("nft").args(["-j", "list", "ruleset", "inet"]), "");
-    assert!(output.status.success(), "{output:?}");
-    let listing: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let rules = listing["nftables"].as_array().expect("an array").iter().filter_map(|object| object.get("rule"));
-    let text = |rule: &Value, key: &str| rule[key].as_str().expect("a name").to_owned();
-    let place = |rule: &Value| format!("{} {}", text(rule, "table"), text(rule, "chain"));
-    rules.map(|rule| (place(rule), rule["handle"].as_u64().expect("a handle"))).collect()
 }

@@ -155,7 +155,7 @@ pub(super) fn is_answered(netns: &Path, to: IpAddr) -> bool {
         std::fs::write("/proc/sys/net/ipv4/ping_group_range", "0 0").expect("writable");
         let socket = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, protocol).expect("a socket for ICMP");
         let socket = UdpSocket::from(socket);
-        socket.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+        socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         let sent = socket.send_to(&[kind, 0, 0, 0, 0, 0, 0, 1], (to, 0));
         sent.is_ok() && socket.recv(&mut [0; 64]).is_ok()
     })

@@ -84,7 +84,7 @@ pub(crate) fn give_away(path: &Path) {
     chown(path, Some(Uid::from_raw(OTHER)), None).expect("needs root");
 }
 
-/// Runs the binary with a timeout of ten seconds (timeout(1): exit code 124).
+/// Runs the binary with a timeout (timeout(1): exit code 124).
 pub(crate) fn detour(arguments: &[&str]) -> Output {
     ends(command().args(arguments).stdin(Stdio::null()))
 }
@@ -135,7 +135,7 @@ pub(crate) fn succeeds(output: &Output) {
 
 fn command() -> Command {
     let mut command = Command::new("timeout");
-    command.arg("10").arg(env!("CARGO_BIN_EXE_detour")).env_clear();
+    command.arg("60").arg(env!("CARGO_BIN_EXE_detour")).env_clear();
     command
 }
 
