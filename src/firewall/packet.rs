@@ -168,6 +168,7 @@ impl Packet {
 
 /// `RTN_UNICAST`.
 const UNICAST: u128 = 1;
+
 /// Returns an interface name as native rules compare it: 16 bytes padded with zeros, as a number.
 fn padded(name: &str) -> u128 {
     let mut bytes = [0; 16];
