@@ -260,7 +260,8 @@ impl LiveRule {
     }
 
     /// Returns a rule of `table` as `iptables-save` or `nft` prints it, without the chain.
-    pub(super) fn text(&self, table: TableId) -> String {
+    #[must_use]
+    pub fn text(&self, table: TableId) -> String {
         match &self.rule {
             Ok(rule) => table.text_of(rule),
             Err(_) if matches!(table, TableId::Native(_)) => "(a foreign rule)".to_owned(),
