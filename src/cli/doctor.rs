@@ -79,16 +79,15 @@ pub(super) struct AuditArguments {
 
 /// The node to examine: its files, its name and its cluster.
 #[derive(Debug, Args)]
-#[command(next_help_heading = ON_NODE)]
 struct TargetArguments {
     /// The plugin's configuration on the node, or its directory [default: from the installation record, or from the platform]
-    #[arg(long = "config", alias = "conf", value_name = "FILE|DIR")]
+    #[arg(long = "config", alias = "conf", value_name = "FILE|DIR", help_heading = ON_NODE)]
     conf: Option<HostPath>,
     /// Platform of the node [default: from the installation record, or detected]
-    #[arg(long, value_name = "NAME", value_parser = Platform::named)]
+    #[arg(long, value_name = "NAME", value_parser = Platform::named, help_heading = ON_NODE)]
     platform: Option<&'static Platform>,
     /// Name of the Node object [default: $NODE_NAME, or the host name]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = ON_NODE)]
     node_name: Option<String>,
     #[command(flatten)]
     place: NodeArguments,

@@ -354,11 +354,17 @@ mod tests {
     #[test]
     fn options_that_select_objects_of_a_node_are_hidden() {
         let command = command("kubectl");
-        let rules = command.find_subcommand("rules").expect("a command");
-        let is_shown = |id: &str| rules.get_arguments().any(|own| own.get_id() == id && !own.is_hide_set());
-        assert!(is_shown("all") && is_shown("namespace") && !is_shown("pid") && !is_shown("root"));
-        let explain = command.find_subcommand("explain").expect("a command");
-        let root = explain.get_arguments().find(|own| own.get_id() == "root").expect("an option");
-        assert!(root.is_hide_set());
+        for (name, hidden) in [
+            ("explain", &["root"][..]),
+            ("trace", &["netns", "pid", "container", "root"]),
+            ("rules", &["pid", "container", "root"]),
+            ("doctor", &["node", "conf", "platform", "node_name", "root"]),
+        ] {
+            let own = command.find_subcommand(name).expect("a command");
+            let found = own.get_arguments().filter(|argument| argument.is_hide_set()).map(|argument| argument.get_id());
+            let mut found: Vec<_> = found.map(clap::Id::as_str).collect();
+            found.sort_by_key(|id| hidden.iter().position(|known| known == id));
+            assert_eq!(found, hidden, "{name}");
+        }
     }
 }
