@@ -1,15 +1,19 @@
-//! The command line: its subcommands; `version` and `completion` are here.
+//! The command line: its subcommands; `validate`, `version` and `completion` are here.
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
+use cluster::read_text;
 use detour_cni::cni::version::SUPPORTED;
-use detour_cni::inspect::{Cell, Screen, TextReport};
+use detour_cni::cni::{NODE_CONFIGURATION, NetConf};
+use detour_cni::inspect::{Cell, Screen, TextReport, is_program, validate_text};
+use detour_cni::plugin::node;
 use detour_cni::printable::{Text, without_secrets};
 use output::{CommandError, CommandOutput, OutputArguments};
 use serde::Serialize;
 use std::fmt::Display;
 use std::io;
 use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 mod agent;
@@ -21,7 +25,6 @@ mod kubectl;
 mod output;
 mod rules;
 mod subject;
-mod validate;
 
 pub(crate) use kubectl::run_as_plugin_of_kubectl;
 
@@ -57,7 +60,7 @@ enum Command {
     Install(Box<install::InstallArguments>),
     Agent(Box<agent::AgentArguments>),
     Uninstall(install::UninstallArguments),
-    Validate(validate::ValidateArguments),
+    Validate(ValidateArguments),
     Version(VersionArguments),
     Completion(CompletionArguments),
 }
@@ -79,7 +82,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Rules(arguments) => (Some(arguments.output), rules::run(&arguments)),
         Command::Doctor(arguments) => (Some(arguments.output), doctor::run(&arguments)),
         Command::Audit(arguments) => (Some(arguments.output), doctor::run_audit(&arguments)),
-        Command::Validate(arguments) => (Some(arguments.output), validate::run(&arguments)),
+        Command::Validate(arguments) => (Some(arguments.output), run_validate(&arguments)),
         Command::Version(arguments) => (Some(arguments.output), run_version(&arguments)),
         Command::Install(install) => (None, install.run().map_err(CommandError::from)),
         Command::Uninstall(uninstall) => (None, uninstall.run().map_err(CommandError::from)),
@@ -137,6 +140,42 @@ fn print_error(message: impl Display, code: ExitCode) -> ExitCode {
 /// Prints a message of this kind to stderr, without credentials in URLs because users share such messages.
 fn print_message(kind: &str, message: impl Display) {
     crate::print(io::stderr(), &Text::message(&without_secrets(&format!("{kind}: {message}"))), ExitCode::SUCCESS);
+}
+
+const VALIDATE_EXAMPLES: &str = "\
+Examples:
+  detour validate istio-cni.conf
+  detour validate /etc/cni/net.d/10-calico.conflist
+  helm template detour manifests/chart --set hub=registry.example | detour validate -";
+
+/// Check a configuration as the plugin does
+///
+/// FILE is a plugin configuration, a configuration list, a file for `detour install --config`, a node configuration,
+/// or YAML or JSON manifests with NetworkAttachmentDefinitions or the chart's ConfigMap. The plugin reads only JSON;
+/// manifests can also be YAML.
+///
+/// The command changes nothing, and needs neither root nor a cluster. On a node, its node configuration applies.
+///
+/// Exit codes: 0 valid, 1 the plugin would reject the file, 2 invalid arguments or input.
+#[derive(Debug, Args)]
+#[command(after_help = VALIDATE_EXAMPLES)]
+struct ValidateArguments {
+    /// File to check; - is stdin
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+fn run_validate(arguments: &ValidateArguments) -> Result<CommandOutput, CommandError> {
+    let is_installed = |conf: &NetConf, kind: &str| is_program(conf.kubernetes.cni_bin_dir.iter().cloned(), kind);
+    let text = read_text(&arguments.file)?;
+    // A user who can't read it validates the file alone.
+    let node = node::read(NODE_CONFIGURATION, Path::new(NODE_CONFIGURATION)).ok().flatten();
+    let node = node.as_ref().map(|(node, _)| node);
+    let report = validate_text(&arguments.file, &text, node, &is_installed)
+        .map_err(|error| CommandError::usage(error.to_string()))?;
+    arguments.output.render_verdict(&report, report.valid)
 }
 
 /// Print a shell completion script

@@ -233,7 +233,7 @@ impl Drawing {
         let (from, to_x) = if *color == "in" { (end, start) } else { (start, end) };
         self.arrow(color, middle, from, to_x);
         let (center, limit) = match port {
-            Some(_) => (SIDECAR + SIDECAR_WIDTH / 2 + 10, 33),
+            Some(_) => (SIDECAR + SIDECAR_WIDTH / 2 + 10, 36),
             None => ((start + POD + POD_WIDTH) / 2, 46),
         };
         self.text("tagged mid", (center, middle - 8), what, limit);
