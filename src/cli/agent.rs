@@ -12,20 +12,16 @@ use detour_cni::agent::{
     DaemonSet, Installation, Job, Metrics, OnExit, PluginToken, PodSettings, RepairMode, Services, run, run_tasks,
 };
 use detour_cni::cluster::{Api, ObjectRef};
-use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use detour_cni::pod::PodRef;
 use detour_cni::trusted_file::read_trusted;
 use std::cell::RefCell;
 use std::net::SocketAddr;
-use std::process::ExitCode;
+use tracing::level_filters::LevelFilter;
 
 const EXAMPLES: &str = "\
 Examples:
-  detour agent --platform openshift --root /host --health-address 0.0.0.0:8000
-        run in a DaemonSet that mounts the node's directories below /host
-  detour agent --root /host --on-exit auto --daemon-set detour-agent
-        remove the plugin from the node when the DaemonSet is deleted";
+  detour agent --platform openshift --root /host --health-address 0.0.0.0:8000";
 
 /// Limit for the kubeconfig that the agent wrote, which has a few KiB.
 const MAX_KUBECONFIG: u64 = 1 << 20;
@@ -80,19 +76,19 @@ pub(super) struct AgentArguments {
 }
 
 impl AgentArguments {
-    pub(super) fn run(&self) -> Result<ExitCode> {
+    pub(super) fn run(&self) -> Result<()> {
         run_tasks(self.keep()).context("can't create the agent's event loop").flatten()
     }
 
-    async fn keep(&self) -> Result<ExitCode> {
-        logging::start(LogLevel::Info, None, &[], None);
+    async fn keep(&self) -> Result<()> {
+        logging::start(LevelFilter::INFO, None, &[], None);
         let node = self.install.node()?;
         tracing::info!("{}", self.install.describe_platform(&node));
         let program = program_digest()?;
         let metrics = Metrics::default();
         // Its requests share one connection.
         let account = self.install.account().map(|account| account.on_node(self.node_name()).for_tasks());
-        let account_for = |flag: &str| account.clone().map_err(|why| CommandError::Usage(format!("{flag}: {why}")));
+        let account_for = |flag: &str| account.clone().map_err(|why| CommandError::usage(format!("{flag}: {why}")));
         let flag = "--plugin-service-account";
         let plugin_token = match self.plugin_service_account.as_ref().filter(|name| !name.is_empty()) {
             Some(name) => {
@@ -134,8 +130,7 @@ impl AgentArguments {
             account: account.ok(),
             own_pod: self.own_pod(),
         };
-        run(job).await.map_err(|why| anyhow!(why))?;
-        Ok(ExitCode::SUCCESS)
+        run(job).await.map_err(|why| anyhow!(why))
     }
 
     /// Returns the agent's own pod from the environment variables of the downward API, `None` outside of a pod.
@@ -171,7 +166,7 @@ impl AgentArguments {
 
 /// Returns a reference to an object in the namespace of the agent's pods.
 fn own_object(flag: &str, name: &str) -> Result<ObjectRef, CommandError> {
-    let unknown = || CommandError::Usage(format!("{flag} {name}: unknown namespace; set the variable POD_NAMESPACE"));
+    let unknown = || CommandError::usage(format!("{flag} {name}: unknown namespace; set the variable POD_NAMESPACE"));
     Ok(ObjectRef { namespace: agent_namespace().ok_or_else(unknown)?, name: name.to_owned() })
 }
 

@@ -12,13 +12,15 @@ use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, NO_CREDENTIALS, Subj
 use detour_cni::plugin::node::{self, InstalledText};
 use detour_cni::pod::{Facts, Pod, PodRef};
 use detour_cni::trusted_file;
+use std::env;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, stdin};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use std::{env, fs};
 
+/// The heading of options that select objects or files of the node on which the command runs; `kubectl detour` hides them.
+pub(super) const ON_NODE: &str = "Options on the node";
 /// The configuration without `--config`.
 pub(super) const DEFAULT_CONF: &str = r#"{"cniVersion": "1.1.0", "name": "istio-cni", "type": "detour"}"#;
 /// The timeout of a request.
@@ -53,26 +55,18 @@ impl ClusterArguments {
     pub(super) fn configurations(&self, root: &Path) -> Result<Vec<AppliedConf>, CommandError> {
         let mut all = Vec::new();
         for path in &self.configs {
-            let reached = on_node(root, path)?;
-            if !reached.is_dir() {
-                all.push(AppliedConf::parse(path, &read(&reached, path)?).map_err(CommandError::Input)?);
-                continue;
-            }
-            let mut names = trusted_file::names_in(&reached).map_err(|error| read_failed(path, &error))?;
-            names.retain(|name| is_configuration_file(name));
-            for name in names {
-                let place = path.join(&name);
-                let text = read(&reached.join(&name), &place)?;
+            for (place, reached) in files(root, path, is_configuration_file)? {
+                let text = read(&reached, &place)?;
                 match AppliedConf::parse(&place, &text) {
-                    // The directory has configurations of other plugins, too.
-                    Err(_) if !mentions_own_type(&text) => {}
-                    parsed => all.push(parsed.map_err(CommandError::Input)?),
+                    // A directory has configurations of other plugins, too.
+                    Err(_) if place != *path && !mentions_own_type(&text) => {}
+                    parsed => all.push(parsed.map_err(CommandError::input)?),
                 }
             }
         }
         if all.is_empty() && !self.configs.is_empty() {
             let names = self.configs.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
-            return Err(CommandError::Usage(format!("{names}: no configuration of type {}", OWN_TYPES.join(", "))));
+            return Err(CommandError::usage(format!("{names}: no configuration of type {}", OWN_TYPES.join(", "))));
         }
         Ok(all)
     }
@@ -98,7 +92,7 @@ impl ClusterArguments {
         let facts = source.facts(&pod, true)?;
         match configured.is_empty() {
             false => Ok(Subject::given(&configured, facts, Some(&*source))?),
-            true => Ok(installed_on_node(Self::built_in()?, facts, &*source, root)?),
+            true => installed_on_node(facts, &*source, root),
         }
     }
 
@@ -118,7 +112,7 @@ impl ClusterArguments {
 /// # Errors
 /// The namespace is missing.
 pub(super) fn named_pod(namespace: Option<&str>, name: &str) -> Result<PodRef, CommandError> {
-    let unknown = || CommandError::Usage(format!("pod {name:?}: unknown namespace; add -n NAMESPACE"));
+    let unknown = || CommandError::usage(format!("pod {name:?}: unknown namespace; add -n NAMESPACE"));
     Ok(PodRef { namespace: namespace.ok_or_else(unknown)?.to_owned(), name: name.to_owned(), uid: None })
 }
 
@@ -126,7 +120,7 @@ pub(super) fn named_pod(namespace: Option<&str>, name: &str) -> Result<PodRef, C
 #[derive(Debug, Clone, Args)]
 pub(super) struct NodeArguments {
     /// Directory at which the node's file system, or the required part of it, is mounted: /host in the agent's container
-    #[arg(long, value_name = "DIR", default_value = "/")]
+    #[arg(long, value_name = "DIR", default_value = "/", help_heading = ON_NODE)]
     root: PathBuf,
 }
 
@@ -136,7 +130,7 @@ impl NodeArguments {
     /// # Errors
     /// It is missing or not a directory: `install` would create a misspelled one.
     pub(super) fn root(&self) -> Result<&Path, CommandError> {
-        let missing = || CommandError::Usage(format!("--root {}: expected a directory", self.root.display()));
+        let missing = || CommandError::usage(format!("--root {}: expected a directory", self.root.display()));
         self.root.is_dir().then_some(&*self.root).ok_or_else(missing)
     }
 
@@ -154,6 +148,21 @@ pub(super) fn own_kubeconfig() -> HostPath {
     state_path("kubeconfig")
 }
 
+/// Returns the path itself or, for a directory, its files whose names are accepted, sorted by name. Each one has its path
+/// on the node, and where this process reaches it.
+pub(super) fn files(
+    root: &Path,
+    path: &Path,
+    accepts: impl Fn(&str) -> bool,
+) -> Result<Vec<(PathBuf, PathBuf)>, CommandError> {
+    let reached = on_node(root, path)?;
+    if !reached.is_dir() {
+        return Ok(vec![(path.to_owned(), reached)]);
+    }
+    let names = trusted_file::names_in(&reached).map_err(|error| read_failed(path, &error))?;
+    Ok(names.iter().filter(|name| accepts(name)).map(|name| (path.join(name), reached.join(name))).collect())
+}
+
 /// Whether a configuration names a type of this program.
 fn mentions_own_type(text: &[u8]) -> bool {
     let text = String::from_utf8_lossy(text);
@@ -168,7 +177,7 @@ pub(super) fn on_node(root: &Path, path: &Path) -> Result<PathBuf, CommandError>
     if root == Path::new("/") || path.is_relative() {
         return Ok(path.to_owned());
     }
-    let refused = || CommandError::Usage(format!("{}: expected a path without \"..\"", path.display()));
+    let refused = || CommandError::usage(format!("{}: expected a path without \"..\"", path.display()));
     let reached = HostRoot::new(root).reach(&HostPath::new(path).ok_or_else(refused)?);
     reached.map_err(|error| read_failed(path, &error))
 }
@@ -203,28 +212,22 @@ fn source(conf: Option<&NetConf>, root: &Path) -> Result<Box<dyn Cluster>, Comma
 
 /// Returns a pod with the configurations that are installed on this node, if the pod is on it; otherwise with the built-in
 /// configuration, and the reason.
-fn installed_on_node(
-    built_in: AppliedConf,
-    facts: Facts,
-    cluster: &dyn Cluster,
-    root: &Path,
-) -> Result<Subject, Error> {
-    match installed(&facts.pod, root) {
-        Ok((texts, reason)) => {
-            let reached = HostPath::new(NODE_CONFIGURATION).and_then(|path| HostRoot::new(root).reach(&path).ok());
-            let node = reached.map(|path| node::read(NODE_CONFIGURATION, &path)).transpose()?.flatten();
-            let node = node.as_ref().map(|(node, _)| node);
-            let applied = texts.iter().map(|text| AppliedConf::installed(text, node)).collect::<Result<Vec<_>, _>>()?;
-            let mut subject = Subject::given(&applied, facts, Some(cluster))?;
-            subject.origin.reason = reason;
-            // The command runs on the pod's node.
-            Ok(Subject { socket_lb: socket_lb::products(root).unwrap_or_default(), ..subject })
-        }
+fn installed_on_node(facts: Facts, cluster: &dyn Cluster, root: &Path) -> Result<Subject, CommandError> {
+    let (texts, reason) = match installed(&facts.pod, root) {
+        Ok(found) => found,
         Err(reason) => {
             let origin = ConfigurationOrigin { reason: Some(reason), ..ConfigurationOrigin::default() };
-            Subject::given(&[AppliedConf { origin, ..built_in }], facts, Some(cluster))
+            let built_in = AppliedConf { origin, ..ClusterArguments::built_in()? };
+            return Ok(Subject::given(&[built_in], facts, Some(cluster))?);
         }
-    }
+    };
+    let node = node::read(NODE_CONFIGURATION, &on_node(root, Path::new(NODE_CONFIGURATION))?)?.map(|(node, _)| node);
+    let applied =
+        texts.iter().map(|text| AppliedConf::installed(text, node.as_ref())).collect::<Result<Vec<_>, _>>()?;
+    let mut subject = Subject::given(&applied, facts, Some(cluster))?;
+    subject.origin.reason = reason;
+    // The command runs on the pod's node.
+    Ok(Subject { socket_lb: socket_lb::products(root).unwrap_or_default(), ..subject })
 }
 
 /// Returns the configurations that are installed on this node, and why they may be incomplete. The error is the reason
@@ -238,23 +241,13 @@ fn installed(pod: &Pod, root: &Path) -> Result<(Vec<InstalledText>, Option<Strin
     let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let reason = (!missing.is_empty()).then(|| format!("not found: {}", missing.join(", ")));
     if texts.is_empty() {
-        let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
-        return Err(format!("no configuration is installed on node {node}{reason}"));
+        return Err(reason.unwrap_or_else(|| format!("no configuration is installed on node {node}")));
     }
     Ok((texts, reason))
 }
 
-/// Checks that the file or directory of a flag exists.
-///
-/// # Errors
-/// `stat` fails.
-pub(super) fn check_exists(flag: &str, path: &Path) -> Result<(), CommandError> {
-    let failed = |why| CommandError::Usage(format!("{flag} {}: {why}", path.display()));
-    fs::metadata(path).map(|_| ()).map_err(failed)
-}
-
 pub(super) fn read_failed(path: &Path, why: &dyn Display) -> CommandError {
-    CommandError::Usage(format!("can't read {}: {why}", path.display()))
+    CommandError::usage(format!("can't read {}: {why}", path.display()))
 }
 
 /// Reads a file, or stdin if the path is `-`; `place` is its name for messages.
@@ -290,9 +283,8 @@ pub(super) fn variable(name: &str) -> Option<String> {
 /// With another root, this process may run in a pod: then the kernel returns the pod's host name, and only
 /// /etc/hostname of the node is reliable.
 pub(super) fn host_name(root: &Path) -> Option<String> {
-    let path = HostPath::new(if root == Path::new("/") { "/proc/sys/kernel/hostname" } else { "/etc/hostname" });
-    let reached = path.and_then(|path| HostRoot::new(root).reach(&path).ok());
-    let text = || trusted_file::read_nofollow(&reached?, MAX_HOSTNAME_FILE).ok();
+    let path = Path::new(if root == Path::new("/") { "/proc/sys/kernel/hostname" } else { "/etc/hostname" });
+    let text = || trusted_file::read_nofollow(&on_node(root, path).ok()?, MAX_HOSTNAME_FILE).ok();
     let name = || Some(String::from_utf8_lossy(&text()?).trim().to_lowercase());
     variable("NODE_NAME").or_else(|| name().filter(|name| !name.is_empty()))
 }

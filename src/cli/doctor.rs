@@ -1,22 +1,29 @@
-//! `detour doctor`: checks a node, and optionally a pod on it.
+//! `detour doctor`: checks a node, and optionally a pod on it. `detour audit`: lists the pods of a node whose traffic
+//! bypasses the mesh.
 
-use super::cluster::{NodeArguments, host_name, named_pod};
+use super::cluster::{NodeArguments, ON_NODE, host_name, named_pod};
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use clap::Args;
 use detour_cni::agent::install::{FileRecord, InstallRecord, Platform, Role, changed};
 use detour_cni::host_path::HostPath;
+use detour_cni::inspect::audit::audit;
 use detour_cni::inspect::doctor::{CheckTarget, OwnList, examine};
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::fs;
 
-const EXAMPLES: &str = "\
+const DOCTOR_EXAMPLES: &str = "\
 Examples:
   detour doctor
         check this node: the installation, API access, the kernel, and the rules of running pods
-  detour doctor -n shop web-0
-        also check the pod: from its annotations to its rules in the kernel
   detour doctor -n shop web-0 --probe
-        also send packets from the pod's network namespace to unused addresses";
+        also check the pod, and send packets in its network namespace to unused addresses";
+
+const AUDIT_EXAMPLES: &str = "\
+Examples:
+  detour audit
+  detour audit --all -n shop -o json
+  kubectl exec -n kube-system detour-agent-x7k2p -- /detour audit --root /host";
 
 /// Check a node and a pod, and suggest what to do about each problem
 ///
@@ -26,10 +33,10 @@ Examples:
 ///
 /// Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = DOCTOR_EXAMPLES)]
 pub(super) struct DoctorArguments {
     /// Check only the node; this is the default without POD
-    #[arg(long, conflicts_with = "pod")]
+    #[arg(long, conflicts_with = "pod", help_heading = ON_NODE)]
     node: bool,
     /// Namespace of the pod
     #[arg(short, long, value_name = "NAMESPACE", requires = "pod")]
@@ -46,20 +53,50 @@ pub(super) struct DoctorArguments {
     pub(super) output: OutputArguments,
 }
 
+/// List the pods of this node whose traffic bypasses the mesh, and why
+///
+/// Each line about a pod is a live rule that lets traffic bypass the sidecar, with what it has counted. The command
+/// changes nothing. It requires root, and the service account of the agent's pod: the plugin's own kubeconfig can't list
+/// pods. With your own kubeconfig, use kubectl detour audit.
+///
+/// Exit codes: 0 all pods are redirected by the desired rules, apart from exclusions, 1 a pod bypasses the mesh entirely,
+/// has other rules than desired, has a rule of another program before the desired ones, or was not examined, 2 invalid
+/// arguments or input.
+#[derive(Debug, Args)]
+#[command(after_help = AUDIT_EXAMPLES)]
+pub(super) struct AuditArguments {
+    /// List only the pods of this namespace
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// List all pods with a sidecar, and exclusions that no traffic has used
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    node_target: TargetArguments,
+    #[command(flatten)]
+    pub(super) output: OutputArguments,
+}
+
 /// The node to examine: its files, its name and its cluster.
 #[derive(Debug, Args)]
-pub(super) struct TargetArguments {
+struct TargetArguments {
     /// The plugin's configuration on the node, or its directory [default: from the installation record, or from the platform]
-    #[arg(long = "config", alias = "conf", value_name = "FILE|DIR")]
+    #[arg(long = "config", alias = "conf", value_name = "FILE|DIR", help_heading = ON_NODE)]
     conf: Option<HostPath>,
     /// Platform of the node [default: from the installation record, or detected]
-    #[arg(long, value_name = "NAME", value_parser = Platform::named)]
+    #[arg(long, value_name = "NAME", value_parser = Platform::named, help_heading = ON_NODE)]
     platform: Option<&'static Platform>,
     /// Name of the Node object [default: $NODE_NAME, or the host name]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = ON_NODE)]
     node_name: Option<String>,
     #[command(flatten)]
     place: NodeArguments,
+}
+
+pub(super) fn run_audit(arguments: &AuditArguments) -> Result<CommandOutput, CommandError> {
+    let target = arguments.node_target.read()?;
+    let report = audit(&target, arguments.namespace.as_deref(), arguments.all)?;
+    arguments.output.render_verdict(&report, report.is_clean())
 }
 
 pub(super) fn run(arguments: &DoctorArguments) -> Result<CommandOutput, CommandError> {
@@ -83,11 +120,11 @@ impl TargetArguments {
     ///
     /// # Errors
     /// A file or directory of the arguments does not exist.
-    pub(super) fn read(&self) -> Result<CheckTarget, CommandError> {
+    fn read(&self) -> Result<CheckTarget, CommandError> {
         let node = self.place.node()?;
         if let Some(path) = &self.conf {
-            let reached = node.reach(path).map_err(|why| CommandError::Usage(format!("--config {path}: {why}")))?;
-            fs::metadata(reached).map_err(|why| CommandError::Usage(format!("--config {path}: {why}")))?;
+            let failed = |why: &dyn Display| CommandError::usage(format!("--config {path}: {why}"));
+            fs::metadata(node.reach(path).map_err(|why| failed(&why))?).map_err(|why| failed(&why))?;
         }
         let found = node.look(None);
         let none = InstallRecord::default();
@@ -100,8 +137,8 @@ impl TargetArguments {
         bin_dirs.extend(HostPath::new(platform.bin_dir).filter(|_| programs.is_empty()));
         // The directory of the cluster network comes first.
         let of_role = |role| record.with_role(role).next().map(|(path, _)| path.parent());
-        let recorded = || [Role::Entry, Role::OwnList, Role::Configuration].into_iter().find_map(of_role);
-        let conf = self.conf.clone().or_else(recorded).or_else(|| HostPath::new(platform.conf_dir));
+        let recorded = [Role::Entry, Role::OwnList, Role::Configuration].into_iter().find_map(of_role);
+        let conf = self.conf.clone().or(recorded).or_else(|| HostPath::new(platform.conf_dir));
         let installed = node.installed_texts().ok().filter(|_| self.conf.is_none()).unwrap_or_default().0;
         let own_list = |(path, file): (&HostPath, &FileRecord)| {
             let (source, kind) = file.source.clone().zip(file.plugin.as_deref())?;

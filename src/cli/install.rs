@@ -5,32 +5,23 @@ mod options;
 pub(super) use options::{GivenKeys, InstallOptions, agent_namespace, parse_file_name};
 
 use super::cluster::NodeArguments;
-use anyhow::{Context, Result};
+use super::output::{CommandError, CommandOutput};
+use super::{print_error, print_message};
+use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use detour_cni::agent::install::{Digest, FileAction, InstallPlan};
 use detour_cni::printable::{Text, line};
 use detour_cni::trusted_file::open_of_any_kind;
-use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
   detour install --dry-run --kubeconfig /etc/kubernetes/detour.kubeconfig
-        show what would change on this node, as a unified diff
   detour install --platform openshift --root /host --config /etc/detour/config.json
         install from a pod that mounts the node's file system at /host, with its service account
   detour install --chained=true --conf-name 10-calico.conflist --name istio-cni
-        add the plugin to this configuration list, and install it also under the name istio-cni
-  detour install --name excludedns --attachments attachments.json
-        install with a configuration file for each attachment";
-
-const UNINSTALL_EXAMPLES: &str = "\
-Examples:
-  detour uninstall --dry-run
-        show what would change on this node, as a unified diff
-  detour uninstall --root /host
-        uninstall from a pod that mounts the node's file system at /host";
+        add the plugin to this configuration list, and install it also under the name istio-cni";
 
 /// The running program's file.
 pub(super) const PROGRAM_FILE: &str = "/proc/self/exe";
@@ -68,7 +59,7 @@ pub(super) struct InstallArguments {
 /// Exit codes: 0 success, also if the program stays for running pods, 1 incomplete (see stderr), 2 invalid arguments or
 /// input.
 #[derive(Debug, Args)]
-#[command(after_help = UNINSTALL_EXAMPLES)]
+#[command(after_help = "Examples:\n  detour uninstall --dry-run")]
 pub(super) struct UninstallArguments {
     #[command(flatten)]
     place: NodeArguments,
@@ -78,42 +69,34 @@ pub(super) struct UninstallArguments {
 }
 
 impl InstallArguments {
-    pub(super) fn run(&self) -> Result<ExitCode> {
+    pub(super) fn run(&self) -> Result<CommandOutput> {
         let mut options = self.options.clone();
         options.names.clone_from(&self.names);
         let node = options.node()?;
-        print_note("note", &options.describe_platform(&node));
+        print_message("note", options.describe_platform(&node));
         let program = program_digest()?;
-        let warn = |warnings: Vec<String>| warnings.iter().for_each(|warning| print_note("warning", warning));
+        let warn = |warnings: Vec<String>| warnings.iter().for_each(|warning| print_message("warning", warning));
         let token = || options.token();
         let desired = |given| options.desired(&node, &program, &given, Some(&token), None, &warn);
-        let desired = match options.given_keys().and_then(desired) {
-            Ok(desired) => desired,
-            Err(why) => return Ok(super::print_error(format_args!("{why:#}"), ExitCode::from(2))),
-        };
-        let mut plan = node.preview(Some(&desired))?;
+        let desired = options.given_keys().and_then(desired).map_err(CommandError::input)?;
+        let plan = node.preview(Some(&desired))?;
         if let Some(why) = &plan.lacks {
-            return Ok(super::print_error(why, ExitCode::from(2)));
+            return Err(CommandError::input(anyhow!("{why}")).into());
         }
-        if !self.dry_run {
-            plan = node.change(Some(&desired))?;
-        }
-        Ok(print_plan(&plan, self.dry_run))
+        Ok(output(&if self.dry_run { plan } else { node.change(Some(&desired))? }, self.dry_run))
     }
 }
 
 impl UninstallArguments {
-    pub(super) fn run(&self) -> Result<ExitCode> {
+    pub(super) fn run(&self) -> Result<CommandOutput> {
         let node = self.place.node()?;
         let plan = if self.dry_run { node.preview(None)? } else { node.change(None)? };
-        let code = print_plan(&plan, self.dry_run);
         if node.has_agent() {
-            print_note(
-                "warning",
-                "an agent on this node installs the plugin again; delete its DaemonSet (helm uninstall)",
-            );
+            let what = "an agent on this node installs the plugin again; delete its DaemonSet (helm uninstall)";
+            print_message("warning", what);
         }
-        Ok(if plan.incomplete { ExitCode::FAILURE } else { code })
+        let output = output(&plan, self.dry_run);
+        Ok(CommandOutput { code: if plan.incomplete { ExitCode::FAILURE } else { output.code }, ..output })
     }
 }
 
@@ -123,18 +106,14 @@ pub(super) fn program_digest() -> Result<Digest> {
     digest.with_context(|| format!("can't read the running program for copying: {PROGRAM_FILE}"))
 }
 
-/// Prints the changes that a plan would make, each with its unified diff, or has made, and its notes. Returns a failure if
-/// the plan is incomplete.
-fn print_plan(plan: &InstallPlan, is_dry: bool) -> ExitCode {
+/// Returns the changes that a plan would make, each with its unified diff, or has made, and prints its notes. The exit code
+/// is that of a failure if the plan leaves something undone.
+fn output(plan: &InstallPlan, is_dry: bool) -> CommandOutput {
     let change =
         |action: &FileAction| if is_dry { action.diff() } else { line(&action.to_string()).into_owned() + "\n" };
     let text: String = plan.actions.iter().map(change).collect();
     let nothing = if is_dry { "# nothing to do" } else { "nothing to do" };
-    plan.notes.iter().for_each(|note| print_note("note", note));
-    let code = plan.unmet().map_or(ExitCode::SUCCESS, |why| super::print_error(why, ExitCode::FAILURE));
-    super::print_output(&Text::lines(if text.is_empty() { nothing } else { text.trim_end() }), code)
-}
-
-fn print_note(kind: &str, text: &str) {
-    crate::print(io::stderr(), &Text::message(&format!("{kind}: {text}")), ExitCode::SUCCESS);
+    plan.notes.iter().for_each(|note| print_message("note", note));
+    let code = plan.unmet().map_or(ExitCode::SUCCESS, |why| print_error(why, ExitCode::FAILURE));
+    CommandOutput { text: Text::lines(if text.is_empty() { nothing } else { text.trim_end() }), code }
 }

@@ -1,21 +1,22 @@
-//! The command line: one file per subcommand, except `version` and `completion`, which are here.
+//! The command line: its subcommands; `validate`, `version` and `completion` are here.
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
+use cluster::read_text;
 use detour_cni::cni::version::SUPPORTED;
-use detour_cni::inspect::{Cell, Screen, TextReport};
-use detour_cni::printable::{Text, line, without_secrets};
+use detour_cni::cni::{NODE_CONFIGURATION, NetConf};
+use detour_cni::inspect::{Cell, Screen, TextReport, is_program, validate_text};
+use detour_cni::plugin::node;
+use detour_cni::printable::{Text, without_secrets};
 use output::{CommandError, CommandOutput, OutputArguments};
 use serde::Serialize;
-use std::env;
-use std::ffi::OsString;
 use std::fmt::Display;
 use std::io;
 use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 mod agent;
-mod audit;
 mod cluster;
 mod doctor;
 mod explain;
@@ -24,8 +25,6 @@ mod kubectl;
 mod output;
 mod rules;
 mod subject;
-mod trace;
-mod validate;
 
 pub(crate) use kubectl::run_as_plugin_of_kubectl;
 
@@ -33,6 +32,8 @@ pub(crate) use kubectl::run_as_plugin_of_kubectl;
 ///
 /// Container runtimes and Multus run this binary as a CNI plugin: they set CNI_COMMAND and write the
 /// configuration to stdin. The binary then ignores all arguments.
+///
+/// Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.
 #[derive(Debug, Parser)]
 #[command(name = "detour", version, after_help = EXAMPLES, max_term_width = 100)]
 struct Cli {
@@ -45,26 +46,21 @@ Examples:
   detour explain -f pod.yaml --config istio-cni.conf    show what happens to the pod's traffic
   detour trace -f pod.yaml --from uid=1337 --to 10.96.0.10:53/udp
                                                         follow one packet through the rules
-  detour rules -n shop web-0                            compare live rules with desired ones
   detour doctor -n shop web-0                           find the cause of a problem with a pod
-  detour audit                                          list pods that bypass the mesh
-  detour validate istio-cni.conf                        check whether the plugin accepts a file
   detour install --dry-run --kubeconfig FILE            show what would change on this node
-  CNI_COMMAND=VERSION detour                            print the CNI versions, as runtimes do
-
-Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.";
+  CNI_COMMAND=VERSION detour                            print the CNI versions, as runtimes do";
 
 #[derive(Debug, Subcommand)]
 enum Command {
     Explain(explain::ExplainArguments),
-    Trace(Box<trace::TraceArguments>),
+    Trace(Box<explain::TraceArguments>),
     Rules(rules::RulesArguments),
     Doctor(Box<doctor::DoctorArguments>),
-    Audit(Box<audit::AuditArguments>),
+    Audit(Box<doctor::AuditArguments>),
     Install(Box<install::InstallArguments>),
     Agent(Box<agent::AgentArguments>),
     Uninstall(install::UninstallArguments),
-    Validate(validate::ValidateArguments),
+    Validate(ValidateArguments),
     Version(VersionArguments),
     Completion(CompletionArguments),
 }
@@ -78,60 +74,51 @@ pub(crate) fn help() -> ExitCode {
 pub(crate) fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return print_usage(error, |arguments| Cli::try_parse_from(arguments).err()),
+        Err(error) => return print_usage(&error),
     };
-    match cli.command {
-        Command::Explain(arguments) => print_report(arguments.output, explain::run(&arguments)),
-        Command::Trace(arguments) => print_report(arguments.output, trace::run(&arguments)),
-        Command::Rules(arguments) => print_report(arguments.output, rules::run(&arguments)),
-        Command::Doctor(arguments) => print_report(arguments.output, doctor::run(&arguments)),
-        Command::Audit(arguments) => print_report(arguments.output, audit::run(&arguments)),
-        Command::Install(install) => exit_code(install.run()),
-        Command::Agent(agent) => exit_code(agent.run()),
-        Command::Uninstall(uninstall) => exit_code(uninstall.run()),
-        Command::Validate(arguments) => print_report(arguments.output, validate::run(&arguments)),
-        Command::Version(arguments) => print_report(arguments.output, run_version(&arguments)),
-        Command::Completion(arguments) => print_result(run_completion(&arguments)),
-    }
+    let (output, result) = match cli.command {
+        Command::Explain(arguments) => (Some(arguments.output), explain::run_explain(&arguments)),
+        Command::Trace(arguments) => (Some(arguments.output), explain::run_trace(&arguments)),
+        Command::Rules(arguments) => (Some(arguments.output), rules::run(&arguments)),
+        Command::Doctor(arguments) => (Some(arguments.output), doctor::run(&arguments)),
+        Command::Audit(arguments) => (Some(arguments.output), doctor::run_audit(&arguments)),
+        Command::Validate(arguments) => (Some(arguments.output), run_validate(&arguments)),
+        Command::Version(arguments) => (Some(arguments.output), run_version(&arguments)),
+        Command::Install(install) => (None, install.run().map_err(CommandError::from)),
+        Command::Uninstall(uninstall) => (None, uninstall.run().map_err(CommandError::from)),
+        Command::Completion(arguments) => (None, Ok(run_completion(&arguments))),
+        Command::Agent(agent) => match agent.run() {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => (None, Err(error.into())),
+        },
+    };
+    print_result(output, result)
 }
 
-/// Prints clap's error, which can also be the help or the version. An error quotes arguments: it is made `again` with each
-/// one escaped, so that no part of an argument can look like a separate message.
-fn print_usage(error: clap::Error, again: impl FnOnce(Vec<OsString>) -> Option<clap::Error>) -> ExitCode {
-    let code = ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+/// Prints clap's error, which can also be the help or the version. An error quotes arguments: all lines but the first are
+/// indented, so that no part of an argument can look like a separate message.
+fn print_usage(error: &clap::Error) -> ExitCode {
+    let (text, code) = (error.render().to_string(), ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)));
     // Help and version go to stdout: failing to write them is a failure. The exit code of a usage error
     // does not depend on whether its text could be written.
-    if !error.use_stderr() {
-        return print_output(&Text::lines(&error.render().to_string()), code);
+    match error.use_stderr() {
+        false => print_output(&Text::lines(&text), code),
+        true => crate::print(io::stderr(), &Text::message(&text), code),
     }
-    let escaped = env::args_os().map(|argument| line(&argument.to_string_lossy()).into_owned().into());
-    let error = again(escaped.collect()).unwrap_or(error);
-    crate::print(io::stderr(), &Text::lines(&error.render().to_string()), code)
 }
 
-/// Prints the report of a command; in place of it, JSON and YAML have the error.
-fn print_report(output: OutputArguments, result: Result<CommandOutput, CommandError>) -> ExitCode {
-    if let Some(text) = result.as_ref().err().and_then(|error| output.render_error(error)) {
-        // The command has failed anyway.
-        print_output(&text, ExitCode::SUCCESS);
-    }
-    print_result(result)
-}
-
-/// Prints the output of a command or its error.
-fn print_result(result: Result<CommandOutput, CommandError>) -> ExitCode {
+/// Prints the output of a command, or its error, which a report in JSON or YAML has, too.
+fn print_result(output: Option<OutputArguments>, result: Result<CommandOutput, CommandError>) -> ExitCode {
     match result {
         Ok(CommandOutput { text, code }) => print_output(&text, code),
-        Err(error) => print_error(&error, error.code()),
+        Err(error) => {
+            if let Some(text) = output.and_then(|output| output.render_error(&error)) {
+                // The command has failed anyway.
+                print_output(&text, ExitCode::SUCCESS);
+            }
+            print_error(&error, ExitCode::from(error.code))
+        }
     }
-}
-
-/// Returns the exit code of a command that prints its own output, and prints the error if it failed.
-fn exit_code(result: anyhow::Result<ExitCode>) -> ExitCode {
-    result.unwrap_or_else(|error| {
-        let code = error.downcast_ref().map_or(ExitCode::FAILURE, CommandError::code);
-        print_error(format_args!("{error:#}"), code)
-    })
 }
 
 /// Writes `text` to stdout and returns `code`, or 1 if stdout can't be written.
@@ -144,44 +131,75 @@ fn print_output(text: &Text, code: ExitCode) -> ExitCode {
     }
 }
 
-/// Prints an error or, if `code` is that of success, a note to stderr, without credentials in URLs because users share such messages, and returns `code`.
+/// Prints an error to stderr, and returns `code`.
 fn print_error(message: impl Display, code: ExitCode) -> ExitCode {
-    let kind = if code == ExitCode::SUCCESS { "note" } else { "error" };
-    crate::print(io::stderr(), &Text::message(&without_secrets(&format!("{kind}: {message}"))), code)
+    print_message("error", message);
+    code
 }
 
-const COMPLETION_EXAMPLES: &str = "\
+/// Prints a message of this kind to stderr, without credentials in URLs because users share such messages.
+fn print_message(kind: &str, message: impl Display) {
+    crate::print(io::stderr(), &Text::message(&without_secrets(&format!("{kind}: {message}"))), ExitCode::SUCCESS);
+}
+
+const VALIDATE_EXAMPLES: &str = "\
 Examples:
-  source <(detour completion bash)
-  detour completion zsh > ~/.zfunc/_detour";
+  detour validate istio-cni.conf
+  detour validate /etc/cni/net.d/10-calico.conflist
+  helm template detour manifests/chart --set hub=registry.example | detour validate -";
+
+/// Check a configuration as the plugin does
+///
+/// FILE is a plugin configuration, a configuration list, a file for `detour install --config`, a node configuration,
+/// or YAML or JSON manifests with NetworkAttachmentDefinitions or the chart's ConfigMap. The plugin reads only JSON;
+/// manifests can also be YAML.
+///
+/// The command changes nothing, and needs neither root nor a cluster. On a node, its node configuration applies.
+///
+/// Exit codes: 0 valid, 1 the plugin would reject the file, 2 invalid arguments or input.
+#[derive(Debug, Args)]
+#[command(after_help = VALIDATE_EXAMPLES)]
+struct ValidateArguments {
+    /// File to check; - is stdin
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+fn run_validate(arguments: &ValidateArguments) -> Result<CommandOutput, CommandError> {
+    let is_installed = |conf: &NetConf, kind: &str| is_program(conf.kubernetes.cni_bin_dir.iter().cloned(), kind);
+    let text = read_text(&arguments.file)?;
+    // A user who can't read it validates the file alone.
+    let node = node::read(NODE_CONFIGURATION, Path::new(NODE_CONFIGURATION)).ok().flatten();
+    let node = node.as_ref().map(|(node, _)| node);
+    let report = validate_text(&arguments.file, &text, node, &is_installed)
+        .map_err(|error| CommandError::usage(error.to_string()))?;
+    arguments.output.render_verdict(&report, report.valid)
+}
 
 /// Print a shell completion script
 ///
 /// Exit codes: 0 success, 1 the output can't be written, 2 invalid arguments or input.
 #[derive(Debug, Args)]
-#[command(after_help = COMPLETION_EXAMPLES)]
+#[command(after_help = "Examples:\n  source <(detour completion bash)")]
 struct CompletionArguments {
     /// Generate the script for this shell
     #[arg(value_enum)]
     shell: Shell,
 }
 
-fn run_completion(arguments: &CompletionArguments) -> Result<CommandOutput, CommandError> {
+fn run_completion(arguments: &CompletionArguments) -> CommandOutput {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut Cli::command(), "detour", &mut script);
-    Ok(CommandOutput { text: Text::lines(&String::from_utf8_lossy(&script)), code: ExitCode::SUCCESS })
+    CommandOutput { text: Text::lines(&String::from_utf8_lossy(&script)), code: ExitCode::SUCCESS }
 }
-
-const VERSION_EXAMPLES: &str = "\
-Examples:
-  detour version
-  detour version -o json";
 
 /// Print the version of detour and the CNI versions that it supports
 ///
 /// Exit codes: 0 success, 1 the output can't be written, 2 invalid arguments or input.
 #[derive(Debug, Args)]
-#[command(after_help = VERSION_EXAMPLES)]
+#[command(after_help = "Examples:\n  detour version -o json")]
 struct VersionArguments {
     #[command(flatten)]
     output: OutputArguments,

@@ -19,42 +19,41 @@ pub(super) struct CommandOutput {
     pub(super) code: ExitCode,
 }
 
-/// Why a command failed; decides the exit code.
+/// Why a command failed, and its exit code.
 #[derive(Debug)]
-pub(super) enum CommandError {
-    /// The arguments are invalid; the message refers to `--help`.
-    Usage(String),
-    /// A file or an object that the arguments name is missing or malformed.
-    Input(Error),
-    /// The operation failed, or found a problem.
-    Failed(Error),
+pub(super) struct CommandError {
+    message: String,
+    pub(super) code: u8,
 }
 
 impl CommandError {
-    pub(super) fn code(&self) -> ExitCode {
-        ExitCode::from(self.number())
+    /// The arguments are invalid.
+    pub(super) fn usage(message: impl Display) -> Self {
+        Self { message: format!("{message}; see --help"), code: 2 }
     }
 
-    const fn number(&self) -> u8 {
-        match self {
-            Self::Usage(_) | Self::Input(_) => 2,
-            Self::Failed(_) => 1,
-        }
+    /// A file or an object that the arguments name is missing or malformed.
+    pub(super) fn input(error: impl Into<anyhow::Error>) -> Self {
+        Self { message: format!("{:#}", error.into()), code: 2 }
     }
 }
 
+/// The operation failed, or found a problem.
 impl From<Error> for CommandError {
     fn from(error: Error) -> Self {
-        Self::Failed(error)
+        Self { message: error.to_string(), code: 1 }
+    }
+}
+
+impl From<anyhow::Error> for CommandError {
+    fn from(error: anyhow::Error) -> Self {
+        error.downcast().unwrap_or_else(|error| Self { message: format!("{error:#}"), code: 1 })
     }
 }
 
 impl Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Usage(message) => write!(f, "{message}; see --help"),
-            Self::Input(error) | Self::Failed(error) => error.fmt(f),
-        }
+        f.write_str(&self.message)
     }
 }
 
@@ -85,7 +84,7 @@ impl OutputArguments {
 
     /// Renders an error for programs that read JSON or YAML; `None` for a table.
     pub(super) fn render_error(self, error: &CommandError) -> Option<Text> {
-        let report = ErrorReport { error: without_secrets(&error.to_string()), exit_code: error.number() };
+        let report = ErrorReport { error: without_secrets(&error.to_string()), exit_code: error.code };
         (self.output != Format::Table).then(|| render(&report, self.output, screen()).ok()).flatten()
     }
 }

@@ -10,26 +10,24 @@ use std::path::Path;
 const EXAMPLES: &str = "\
 Examples:
   detour rules -n shop web-0
-        find the pod with the service account of the agent's pod, or with the plugin's kubeconfig
   detour rules --container 5f0c1f2ab34d -o json
         use a container ID from crictl ps
-  kubectl exec -n kube-system detour-agent-x7k2p -- /detour rules --root /host -n shop web-0
-
-For a pod on another node, the command prints the command to run there. It requires root, but
-neither iptables nor nft.
-
-Exit codes: 0 rules as desired or no saved state, 1 different or unreadable rules, 2 invalid
-arguments or input.";
+  kubectl exec -n kube-system detour-agent-x7k2p -- /detour rules --root /host -n shop web-0";
 
 /// Compare a pod's live rules with the desired ones, and show packet counters
 ///
 /// The table marks each rule that differs: missing (desired, but not in the kernel), extra (in the kernel, but
 /// not desired), moved (in the wrong position), or foreign (added by another program). If the pod excludes containers,
 /// a second table lists those that bypass the sidecar now.
+///
+/// The command finds a pod with the service account of the agent's pod, or with the plugin's kubeconfig. For a pod on
+/// another node, it prints the command to run there. It requires root, but neither iptables nor nft.
+///
+/// Exit codes: 0 rules as desired or no saved state, 1 different or unreadable rules, 2 invalid arguments or input.
 #[derive(Debug, Args)]
 #[command(
     after_help = EXAMPLES,
-    group(ArgGroup::new("target").required(true).args(["place", "pid", "container", "pod_uid"])),
+    group(ArgGroup::new("target").required(true).args(["place", "pid", "container"])),
 )]
 pub(super) struct RulesArguments {
     /// Network namespace, as a path or a name in /run/netns; with -n, the name of a pod
@@ -59,7 +57,7 @@ pub(super) fn run(arguments: &RulesArguments) -> Result<CommandOutput, CommandEr
     let root = arguments.netns.place.root()?;
     let (pod, place) = match (&arguments.place, &arguments.cluster.namespace) {
         (Some(pod), Some(_)) => (Some(arguments.cluster.pod(pod, root)?), None),
-        (None, Some(_)) => return Err(CommandError::Usage(NO_NETNS.to_owned())),
+        (None, Some(_)) => return Err(CommandError::usage(NO_NETNS)),
         (place, None) => (None, place.as_deref().map(Path::new)),
     };
     let rules = arguments.netns.read(pod.as_ref(), place, "rules")?;

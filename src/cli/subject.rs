@@ -1,10 +1,10 @@
 //! The arguments that several commands share: those that select a pod and a configuration, and those that select
 //! a network namespace on this node.
 
-use super::cluster::{ClusterArguments, NodeArguments, on_node, read_failed, read_text};
+use super::cluster::{ClusterArguments, NodeArguments, ON_NODE, files, on_node, read_text};
 use super::kubectl::Kubectl;
 use super::output::CommandError;
-use super::print_error;
+use super::print_message;
 use clap::Args;
 use detour_cni::cni::{Code, DEFAULT_INTERFACE, Error};
 use detour_cni::firewall::{Destination, Sender};
@@ -13,10 +13,8 @@ use detour_cni::netns::find::{FoundNetns, NodeSnapshot};
 use detour_cni::netns::{NetNs, interface_with, outgoing_interface};
 use detour_cni::pod::Pod;
 use detour_cni::state::{ROOT, Store};
-use detour_cni::trusted_file::names_in;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 /// The extensions of the files that `--definitions DIR` reads.
 const MANIFEST_EXTENSIONS: [&str; 3] = [".yaml", ".yml", ".json"];
@@ -52,14 +50,12 @@ impl SubjectArguments {
         (!uses_files).then_some((self.cluster.namespace.as_deref(), self.pod.as_deref()))
     }
 
-    /// Reads a pod of the cluster, for commands that do not use its configuration.
+    /// Reads the pod of the cluster that POD names, for commands that do not use its configuration.
     ///
     /// # Errors
     /// As [`ClusterArguments::pod`].
-    pub(super) fn live_pod(&self, root: &Path) -> Result<Pod, CommandError> {
-        let pod =
-            self.pod.as_deref().ok_or_else(|| CommandError::Usage("expected a pod: -n NAMESPACE POD".to_owned()))?;
-        self.cluster.pod(pod, root)
+    pub(super) fn live_pod(&self, root: &Path) -> Result<Option<Pod>, CommandError> {
+        self.pod.as_deref().map(|pod| self.cluster.pod(pod, root)).transpose()
     }
 
     /// Reads the pod with kubectl.
@@ -73,7 +69,7 @@ impl SubjectArguments {
     /// As [`Self::read_all`]; a file contains several pods.
     pub(super) fn read(&self, root: &Path) -> Result<Subject, CommandError> {
         let mut subjects = self.read_all(root, true)?;
-        subjects.pop().ok_or_else(|| CommandError::Usage("expected a pod".to_owned()))
+        subjects.pop().ok_or_else(|| CommandError::usage("expected a pod"))
     }
 
     /// Reads all selected pods, or `only_one`. The node's file system is mounted at `root`.
@@ -86,7 +82,7 @@ impl SubjectArguments {
         if paths.filter(is_stdin).count() > 1 {
             let message =
                 "stdin can be read only once: expected - for only one of --file, --config and --namespace-file";
-            return Err(CommandError::Usage(message.to_owned()));
+            return Err(CommandError::usage(message));
         }
         match (&self.file, &self.pod) {
             (Some(file), name) => {
@@ -95,56 +91,46 @@ impl SubjectArguments {
                     configurations.push(ClusterArguments::built_in()?);
                 }
                 let read = |path: &PathBuf| Ok::<_, CommandError>((path.clone(), read_text(path)?));
+                let is_manifest = |name: &str| MANIFEST_EXTENSIONS.iter().any(|known| name.ends_with(known));
                 let mut definitions = Vec::new();
                 for path in &self.definitions {
-                    definitions.extend(manifest_files(path)?.iter().map(read).collect::<Result<Vec<_>, _>>()?);
+                    for (path, _) in files(Path::new("/"), path, is_manifest)? {
+                        definitions.push(read(&path)?);
+                    }
                 }
                 let namespace = self.namespace_file.as_ref().map(read).transpose()?;
                 let texts = ManifestTexts { pods: read(file)?, namespace, definitions };
                 let selector = PodSelector { namespace: self.cluster.namespace.as_deref(), name: name.as_deref() };
-                let mut manifest = PodManifest::read(&texts, &selector).map_err(CommandError::Input)?;
+                let mut manifest = PodManifest::read(&texts, &selector).map_err(CommandError::input)?;
                 if self.cluster.configs.is_empty() {
                     // Multus runs the definitions.
                     manifest = manifest.without_devices();
                 }
                 if let Some(skipped) = manifest.skipped() {
                     let note = format_args!("{}: skipped objects without a pod: {skipped}", file.display());
-                    print_error(note, ExitCode::SUCCESS);
+                    print_message("note", note);
                 }
                 if only_one {
-                    manifest.one().map_err(CommandError::Input)?;
+                    manifest.one().map_err(CommandError::input)?;
                 }
                 let subject = |pod| manifest.subject(pod, &configurations);
                 Ok(manifest.pods.iter().map(subject).collect::<Result<_, _>>()?)
             }
             (None, Some(pod)) => Ok(vec![self.cluster.subject(pod, root)?]),
-            _ => Err(CommandError::Usage("expected a pod: -f FILE, or -n NAMESPACE POD".to_owned())),
+            _ => Err(CommandError::usage("expected a pod: -f FILE, or -n NAMESPACE POD")),
         }
     }
-}
-
-/// Returns the path itself or, for a directory, its manifests sorted by name.
-fn manifest_files(path: &Path) -> Result<Vec<PathBuf>, CommandError> {
-    if !path.is_dir() {
-        return Ok(vec![path.to_owned()]);
-    }
-    let mut names = names_in(path).map_err(|error| read_failed(path, &error))?;
-    names.retain(|name| MANIFEST_EXTENSIONS.iter().any(|known| name.ends_with(known)));
-    Ok(names.iter().map(|name| path.join(name)).collect())
 }
 
 /// Selects a network namespace on this node.
 #[derive(Debug, Args)]
 pub(super) struct NetnsArguments {
     /// Use the network namespace of this process
-    #[arg(long, value_name = "PID")]
+    #[arg(long, value_name = "PID", help_heading = ON_NODE)]
     pid: Option<u32>,
     /// Use the network namespace of this container: its ID, or the beginning of the ID
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", help_heading = ON_NODE)]
     container: Option<String>,
-    /// Use the network namespace of the pod with this UID, without an API request
-    #[arg(long, value_name = "UID")]
-    pod_uid: Option<String>,
     #[command(flatten)]
     pub(super) place: NodeArguments,
 }
@@ -185,7 +171,7 @@ fn outside(to: IpAddr) -> IpAddr {
 impl NetnsArguments {
     /// Whether an option selects a network namespace.
     pub(super) const fn is_given(&self) -> bool {
-        self.pid.is_some() || self.container.is_some() || self.pod_uid.is_some()
+        self.pid.is_some() || self.container.is_some()
     }
 
     /// Reads the live rules of `pod`, of `netns` (a path, or a name in /run/netns), or of what the options select. `command`
@@ -201,12 +187,13 @@ impl NetnsArguments {
     ) -> Result<LiveRules, CommandError> {
         let root = self.place.root()?;
         let store = Store::new(root.join(ROOT.trim_start_matches('/')));
-        let node = || NodeSnapshot::take(root);
-        let found = match (pod, &self.container, &self.pod_uid) {
-            (Some(pod), ..) => Some(find_pod(root, pod, command)?),
-            (None, Some(id), _) => Some(found_or_error(node()?.of_container(id)?, &format!("container {id}"))?),
-            (None, None, Some(uid)) => Some(found_or_error(node()?.of_uid(uid)?, &format!("pod {uid}"))?),
-            (None, None, None) => None,
+        let found = match (pod, &self.container) {
+            (Some(pod), _) => Some(find_pod(root, pod, command)?),
+            (None, Some(id)) => {
+                let found = NodeSnapshot::take(root)?.of_container(id)?;
+                Some(found_or_error(found, &format!("container {id}"))?)
+            }
+            (None, None) => None,
         };
         if let Some(found) = found {
             return Ok(LiveRules::of_found(&found, &store)?);
@@ -215,16 +202,16 @@ impl NetnsArguments {
             (Some(path), _) if is_name(path) => root.join("run/netns").join(path),
             (Some(path), _) => on_node(root, path)?,
             (None, Some(pid)) => root.join(format!("proc/{pid}/ns/net")),
-            (None, None) => return Err(CommandError::Usage(NO_NETNS.to_owned())),
+            (None, None) => return Err(CommandError::usage(NO_NETNS)),
         };
         LiveRules::read(&path, &store).map_err(|error| match netns.filter(|_| !path.exists()) {
             Some(name) if is_name(name) => {
                 let live = if command.starts_with("trace") { "--live " } else { "" };
                 let hint =
                     format!("`ip netns` lists names; to select a pod, use {live}-n NAMESPACE {}", name.display());
-                CommandError::Input(Error { msg: format!("{}; {hint}", error.msg), ..error })
+                CommandError::input(Error { msg: format!("{}; {hint}", error.msg), ..error })
             }
-            Some(_) => CommandError::Input(error),
+            Some(_) => CommandError::input(error),
             None => error.into(),
         })
     }

@@ -62,9 +62,12 @@ impl ConfigurationOrigin {
     pub(super) fn text(&self) -> String {
         let places = self.places.join(", ");
         match (self.source, &self.reason) {
-            (ConfigurationSource::Node, _) => format!("installed on the node: {places}"),
+            (ConfigurationSource::Node, None) => format!("installed on the node: {places}"),
+            (ConfigurationSource::Node, Some(why)) => format!("installed on the node, in part: {places}; {why}"),
             (ConfigurationSource::File, _) => format!("{places}, given with --config; {}", self.applies),
-            (ConfigurationSource::BuiltIn, Some(why)) => format!("built-in defaults: {why}; use --config FILE"),
+            (ConfigurationSource::BuiltIn, Some(why)) => {
+                format!("built-in defaults: {why}; use --config FILE or kubectl detour")
+            }
             (ConfigurationSource::BuiltIn, None) => "built-in defaults, for every pod; use --config FILE".to_owned(),
         }
     }

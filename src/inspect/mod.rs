@@ -33,7 +33,7 @@ pub use subject::{
     Subject, planned_format,
 };
 pub use terminal::{Cell, Format, Screen, TextReport, Tone, render};
-pub use trace::{ExcludedSenders, Origin, SenderArgument, Trace, trace};
+pub use trace::{Origin, SenderArgument, Trace, trace};
 pub use validate::{CheckedConf, ValidationReport, is_program, kubeconfig_warning, validate_text};
 
 /// Why a command can't read objects of the cluster.

@@ -11,8 +11,8 @@ use crate::firewall::RuleFormat;
 use crate::inspect::terminal::first_of;
 use crate::networks::{InstalledNetwork, installed_network, runs_own_type};
 use crate::plugin::primary::{Preview, preview};
+use crate::pod::Facts;
 use crate::pod::well_known::RESOURCE_NAME;
-use crate::pod::{Facts, Namespace, Pod};
 use crate::sub_plugins::executables;
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
@@ -85,7 +85,6 @@ impl PodManifest {
         for text in &texts.definitions {
             objects.extend(Objects { pods: Vec::new(), others: Vec::new(), ..read(text)? });
         }
-        let namespaces = texts.namespace.as_ref().map(read).transpose()?;
         let found = read(&texts.pods)?;
         let is_selected = |given: &&Given| {
             selector.namespace.is_none_or(|namespace| given.pod.namespace == namespace)
@@ -96,8 +95,9 @@ impl PodManifest {
         if pods.is_empty() {
             return Err(none_selected(&place, selector, &found));
         }
-        if let Some((namespaces, (place, _))) = namespaces.zip(texts.namespace.as_ref()) {
-            check_namespaces(place, &namespaces, &pods, &found.namespaces)?;
+        if let Some(text) = &texts.namespace {
+            let namespaces = read(text)?;
+            check_namespaces(&text.0, &namespaces, &pods)?;
             objects.extend(Objects { pods: Vec::new(), others: Vec::new(), ..namespaces });
         }
         objects.extend(found);
@@ -155,31 +155,18 @@ impl PodManifest {
 }
 
 fn none_selected(place: &Path, PodSelector { namespace, name }: &PodSelector<'_>, found: &Objects) -> Error {
-    let pods: Vec<String> = found.pods.iter().map(ToString::to_string).collect();
-    let msg = if pods.is_empty() {
-        format!("expected a pod or an object with a pod template, got {}", listed(titles(found)))
-    } else {
-        let name = name.map(|name| format!(" named {name:?}")).unwrap_or_default();
-        let namespace = namespace.map(|namespace| format!(" in namespace {namespace:?}")).unwrap_or_default();
-        format!("expected a pod or an object with a pod template{name}{namespace}, got {}", listed(pods))
-    };
-    Error::new(Code::InvalidConfig, format!("{}: {msg}", place.display()))
+    let name = name.map(|name| format!(" named {name:?}")).unwrap_or_default();
+    let namespace = namespace.map(|namespace| format!(" in namespace {namespace:?}")).unwrap_or_default();
+    let expected = format!("expected a pod or an object with a pod template{name}{namespace}");
+    Error::new(Code::InvalidConfig, format!("{}: {expected}, got {}", place.display(), listed(titles(found))))
 }
 
-/// Checks that the text for namespaces contains the namespace of at least one pod, and of each pod whose namespace is
-/// not in `others`.
-fn check_namespaces(place: &Path, text: &Objects, pods: &[Given], others: &[Namespace]) -> Result<(), Error> {
-    let has = |namespaces: &[Namespace], pod: &Pod| namespaces.iter().any(|namespace| namespace.name == pod.namespace);
-    let is_used = pods.iter().any(|given| has(&text.namespaces, &given.pod));
-    let is_there = |given: &Given| has(&text.namespaces, &given.pod) || (is_used && has(others, &given.pod));
-    let Some(given) = pods.iter().find(|given| !is_there(given)) else { return Ok(()) };
-    let msg = format!(
-        "{}: expected Namespace {} of {given}, got {}",
-        place.display(),
-        given.pod.namespace,
-        listed(titles(text))
-    );
-    Err(Error::new(Code::InvalidConfig, msg))
+/// Checks that the text for namespaces contains the namespace of each pod.
+fn check_namespaces(place: &Path, text: &Objects, pods: &[Given]) -> Result<(), Error> {
+    let is_missing = |given: &&Given| text.namespaces.iter().all(|namespace| namespace.name != given.pod.namespace);
+    let Some(given) = pods.iter().find(is_missing) else { return Ok(()) };
+    let expected = format!("expected Namespace {} of {given}", given.pod.namespace);
+    Err(Error::new(Code::InvalidConfig, format!("{}: {expected}, got {}", place.display(), listed(titles(text)))))
 }
 
 /// Returns the kind, namespace and name of every object.
@@ -339,9 +326,8 @@ mod tests {
         let both = format!("{POD}---\n{WEB}");
         let other = NAMESPACE.replace("name: s", "name: other");
         let list = format!("{other}---\n{NAMESPACE}");
-        let with_its_own = format!("{POD}---\n{WEB}---\n{}", NAMESPACE.replace("name: s", "name: default"));
         let of = |text: &str, namespace: &str| read(text, Some(namespace), &PodSelector::default());
-        assert!(of(POD, &list).is_ok() && of(&with_its_own, NAMESPACE).is_ok());
+        assert!(of(POD, &list).is_ok());
         for (text, namespace, message) in [
             (POD, POD, "ns: expected Namespace s of Pod s/a, got Pod s/a"),
             (POD, &other, "ns: expected Namespace s of Pod s/a, got Namespace other"),

@@ -4,13 +4,12 @@ use super::elements::ContainerSender;
 use super::explain::Explanation;
 use super::rules::LiveRules;
 use super::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
-use super::terminal::{Cell, Screen, TextReport, Tone, first_of, joined};
+use super::terminal::{Cell, Screen, TextReport, Tone, joined};
 use crate::cni::{Code, Error};
-use crate::firewall::{Destination, Hop, Packet, RulePlace, RulesetView, Sender};
+use crate::firewall::{ContainerElement, Destination, Hop, Packet, RulePlace, RulesetView, Sender};
 use crate::pod::Pod;
-use crate::policy::{ContainerScope, Policy, Protocol};
+use crate::policy::{Policy, Protocol};
 use serde::Serialize;
-use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
@@ -61,15 +60,21 @@ pub struct Trace {
     pub add_fails: Option<String>,
 }
 
-/// Traces the first packet of a connection through the rules.
+/// Traces the first packet of a connection through the rules; `container` is the sender's, if it is known.
 ///
 /// A process's traffic to loopback and to the addresses in `pod_addresses` uses lo, all other traffic `interface`. A
 /// process without a GID has GID 0, as in container runtimes.
 #[must_use]
-pub fn trace(view: &RulesetView, from: Sender, to: Destination, pod_addresses: &[IpAddr], interface: &str) -> Trace {
+pub fn trace(
+    view: &RulesetView,
+    (from, container): (Sender, Option<ContainerSender>),
+    to: Destination,
+    pod_addresses: &[IpAddr],
+    interface: &str,
+) -> Trace {
     let (origin, from) = match from {
-        Sender::Process { uid, gid, set } => {
-            let gid = gid.unwrap_or_default();
+        Sender::Process { uid, gid, .. } => {
+            let (gid, set) = (gid.unwrap_or_default(), container.as_ref().and_then(|container| container.bypasses));
             (Origin::Process { uid, gid }, Sender::Process { uid, gid: Some(gid), set })
         }
         inbound @ Sender::Inbound(_) => (Origin::Outside, inbound),
@@ -79,7 +84,7 @@ pub fn trace(view: &RulesetView, from: Sender, to: Destination, pod_addresses: &
     let evaluation = view.evaluate(packet);
     Trace {
         from: origin,
-        container: None,
+        container,
         to: to.address,
         protocol: to.protocol.to_string(),
         interface,
@@ -160,70 +165,21 @@ impl TextReport for Trace {
     }
 }
 
-/// Limit for the containers that a caveat names; the rest is counted.
-const MAX_NAMED: usize = 10;
-
-/// The excluded containers of a pod: those of its policy, and those that have an element.
-#[derive(Debug, Clone)]
-pub struct ExcludedSenders<'a> {
-    policy: Option<&'a Policy>,
-    /// The names of the containers that bypass the sidecar, with their scopes.
-    bypassing: Vec<(&'a str, ContainerScope)>,
-}
-
-impl<'a> ExcludedSenders<'a> {
-    /// Returns the containers that a policy excludes, while they run.
+impl ContainerSender {
+    /// Returns the container called `name` while it runs in a pod with this policy.
     #[must_use]
-    pub fn planned(policy: &'a Policy) -> Self {
-        let bypassing = policy.containers.iter().map(|one| (&*one.name, one.scope)).collect();
-        Self { policy: Some(policy), bypassing }
+    pub fn planned(name: &str, policy: &Policy) -> Self {
+        let bypasses = policy.container_scope(name);
+        Self { name: name.to_owned(), excluded: bypasses.is_some(), bypasses }
     }
 
-    /// Returns the containers with live elements.
+    /// Returns the container called `name`, which bypasses the sidecar if it has an element.
     #[must_use]
-    pub fn live(rules: &'a LiveRules) -> Self {
-        let elements = rules.live.containers.iter();
-        let bypassing = elements.filter_map(|one| Some((&*one.container.as_ref()?.name, one.scope))).collect();
-        Self { policy: rules.desired.as_ref().map(|desired| &desired.policy), bypassing }
-    }
-
-    /// Returns the container called `name`.
-    fn named(&self, name: &str) -> ContainerSender {
-        let excluded = self.policy.is_some_and(|policy| policy.container_scope(name).is_some());
-        let bypasses = self.bypassing.iter().filter(|(own, _)| *own == name).map(|(_, scope)| *scope).max();
-        ContainerSender { name: name.to_owned(), excluded, bypasses }
-    }
-
-    /// Traces the first packet of a connection as [`trace()`]; `container` is the name of the sending container, if known.
-    #[must_use]
-    pub fn trace(
-        &self,
-        view: &RulesetView,
-        (from, container): (Sender, Option<&str>),
-        to: Destination,
-        pod_addresses: &[IpAddr],
-        interface: &str,
-    ) -> Trace {
-        let of = |set| trace(view, from.in_set(set), to, pod_addresses, interface);
-        let container = container.map(|name| self.named(name));
-        let mut traced = of(container.as_ref().and_then(|container| container.bypasses));
-        if container.is_none() {
-            traced.caveats.extend(self.caveat(from, |scope| of(Some(scope)).arrives_at != traced.arrives_at));
-        }
-        Trace { container, ..traced }
-    }
-
-    /// Returns a caveat if the packet arrives elsewhere when an excluded container sends it.
-    fn caveat(&self, from: Sender, differs: impl Fn(ContainerScope) -> bool) -> Option<String> {
-        let mut differing = [ContainerScope::Dns, ContainerScope::All].to_vec();
-        differing.retain(|scope| differs(*scope));
-        let differs = self.bypassing.iter().filter(|(_, scope)| differing.contains(scope));
-        let names: BTreeSet<&str> = differs.map(|(name, _)| *name).collect();
-        let first = names.first().filter(|_| matches!(from, Sender::Process { .. }))?;
-        let listed = first_of(names.iter().map(ToString::to_string), MAX_NAMED, ", ");
-        Some(format!(
-            "the same packet of an excluded container bypasses the sidecar: {listed}; use --from container={first}"
-        ))
+    pub fn live(name: &str, rules: &LiveRules) -> Self {
+        let is_its = |one: &&ContainerElement| one.container.as_ref().is_some_and(|label| label.name == name);
+        let excluded = rules.desired.as_ref().is_some_and(|desired| desired.policy.container_scope(name).is_some());
+        let bypasses = rules.live.containers.iter().filter(is_its).map(|one| one.scope).max();
+        Self { name: name.to_owned(), excluded, bypasses }
     }
 }
 
@@ -281,16 +237,13 @@ impl SenderArgument {
         };
         let place = format!("pod {}/{}", pod.namespace, pod.name);
         let containers = || pod.all_containers().chain(&pod.ephemeral_containers);
-        let container = containers().find(|container| container.name == name).ok_or_else(|| {
+        let Some(container) = containers().find(|container| container.name == name) else {
             let names = joined(containers().map(|container| &container.name));
-            failed(format!("{place}: expected one of {names}"))
-        })?;
-        let id = |id: i64| u32::try_from(id).ok();
-        let of_manifest = || {
-            let (uid, gid) = (pod.user_of(container).and_then(id)?, pod.group_of(container).and_then(id));
-            Some(Sender::Process { uid, gid, set: None })
+            return Err(failed(format!("{place}: expected one of {names}")));
         };
-        self.sender.or_else(of_manifest).ok_or_else(|| {
+        let id = |id: i64| u32::try_from(id).ok();
+        let process = |uid| Sender::Process { uid, gid: pod.group_of(container).and_then(id), set: None };
+        self.sender.or_else(|| pod.user_of(container).and_then(id).map(process)).ok_or_else(|| {
             let why = "unknown UID: runAsUser is not set, and the image decides";
             failed(format!("{place}: {why}; use container={name},uid=UID"))
         })

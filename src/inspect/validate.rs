@@ -8,6 +8,7 @@ use crate::plugin::node::effective;
 use crate::plugin::{TargetNode, validate};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 
 /// The report about a file.
@@ -87,25 +88,15 @@ pub fn validate_text(
     is_installed: &dyn Fn(&NetConf, &str) -> Option<bool>,
 ) -> Result<ValidationReport, Error> {
     let failed = |what: String| Error::new(Code::InvalidConfig, format!("{}: {what}", place.display()));
+    let documents = match serde_json::from_str::<Value>(text) {
+        Ok(value) => vec![value],
+        Err(json) => documents(text)
+            .map_err(|yaml| failed(format!("expected JSON or YAML: invalid JSON: {json}; invalid YAML: {yaml}")))?,
+    };
     let mut found = Vec::new();
-    match serde_json::from_str::<Value>(text) {
-        Ok(value) => find(&value, text, &mut found),
-        Err(json) => {
-            let documents = documents(text)
-                .map_err(|yaml| failed(format!("expected JSON or YAML: invalid JSON: {json}; invalid YAML: {yaml}")))?;
-            let is_plain = |document: &&Value| document.is_object() && manifest_kind(document).is_none();
-            match documents.iter().find(is_plain).map(helm_values) {
-                Some(Some(values)) => Err(values),
-                // Its only problem is that it is not JSON.
-                Some(None) => {
-                    found.push((String::new(), ConfKind::Configuration, text.to_owned()));
-                    Ok(())
-                }
-                None => documents.iter().try_for_each(|document| find(document, text, &mut found)),
-            }
-        }
-    }
-    .map_err(failed)?;
+    documents.iter().try_for_each(|document| find(document, text, &mut found)).map_err(failed)?;
+    // YAML documents without manifests are one text, which is not JSON.
+    found.dedup_by(|a, b| (&a.0, &a.2) == (&b.0, &b.2));
     let others: Vec<Piece> = found.extract_if(.., |(_, kind, _)| matches!(kind, ConfKind::Other)).collect();
     if found.is_empty() {
         let others = first_of(others.into_iter().map(|(.., what)| what), MAX_NAMED, ", ");
@@ -123,7 +114,7 @@ pub fn validate_text(
 
 /// The limit for the objects that a message names.
 const MAX_NAMED: usize = 10;
-/// The limits for the search of further problems.
+/// The limits for the search of further problems: their number, and that of keys that a message names.
 const MAX_PROBLEMS: usize = 20;
 const MAX_KEYS: usize = 500;
 
@@ -131,45 +122,44 @@ const MAX_KEYS: usize = 500;
 /// without the key that the message names, it reports the next one.
 fn problems(text: &str, check: impl Fn(&str) -> Result<Vec<String>, Error>) -> (Vec<String>, Vec<String>) {
     let mut errors: Vec<String> = Vec::new();
-    let mut document = serde_json::from_str::<Value>(text).ok();
+    let mut document: Value = serde_json::from_str(text).unwrap_or_default();
     let mut result = check(text);
-    while let Err(error) = &result {
+    while let Err(error) = &result
+        && errors.len() < MAX_PROBLEMS
+    {
         let error = error.to_string();
-        let error = error.strip_prefix("configuration: ").map_or_else(|| error.clone(), str::to_owned);
-        if errors.contains(&error) || errors.len() >= MAX_PROBLEMS {
-            break;
-        }
-        errors.push(error.clone());
-        let Some(whole) = &document else { break };
-        let mut keys = Vec::new();
-        keys_of(whole, String::new(), &mut keys);
-        let is_named = |pointer: &&String| error.contains(pointer.rsplit('/').next().unwrap_or_default());
-        let without = |pointer: &String| {
-            let mut rest = whole.clone();
+        errors.push(error.strip_prefix("configuration: ").unwrap_or(&error).to_owned());
+        let is_named = |pointer: &String| error.contains(pointer.rsplit('/').next().unwrap_or_default());
+        let without = |pointer: String| {
+            let mut rest = document.clone();
             let (parent, key) = pointer.rsplit_once('/')?;
             rest.pointer_mut(parent)?.as_object_mut()?.remove(key)?;
             let next = check(&rest.to_string());
             let is_other = next.as_ref().err().is_none_or(|next| next.to_string() != error);
             is_other.then_some((rest, next))
         };
-        let Some((rest, next)) = keys.iter().filter(is_named).find_map(without) else { break };
-        (document, result) = (Some(rest), next);
+        // The deepest key first: a message about a UID can contain the word "name", too.
+        let mut keys = pointers(&document);
+        keys.sort_by_key(|pointer| Reverse(pointer.matches('/').count()));
+        let Some((rest, next)) = keys.into_iter().filter(is_named).take(MAX_KEYS).find_map(without) else { break };
+        (document, result) = (rest, next);
     }
+    errors.dedup();
     (result.unwrap_or_default(), errors)
 }
 
-/// Adds the pointers to all keys, the deepest first.
-fn keys_of(value: &Value, path: String, all: &mut Vec<String>) {
-    let escaped = |key: &str| key.replace('~', "~0").replace('/', "~1");
+/// Returns the pointers to all keys except `type`, without which the rest means something else.
+fn pointers(value: &Value) -> Vec<String> {
+    let within = |key: &str, value| {
+        let own = format!("/{key}");
+        let mut all: Vec<String> = pointers(value).into_iter().map(|below| own.clone() + &below).collect();
+        all.extend((key != "type").then_some(own));
+        all
+    };
     match value {
-        Value::Object(members) if all.len() < MAX_KEYS => {
-            members.iter().for_each(|(key, value)| keys_of(value, format!("{path}/{}", escaped(key)), all));
-            all.extend(members.keys().filter(|key| *key != "type").map(|key| format!("{path}/{}", escaped(key))));
-        }
-        Value::Array(items) => {
-            items.iter().enumerate().for_each(|(index, item)| keys_of(item, format!("{path}/{index}"), all));
-        }
-        _ => {}
+        Value::Object(members) => members.iter().flat_map(|(key, value)| within(key, value)).collect(),
+        Value::Array(items) => items.iter().enumerate().flat_map(|(at, item)| within(&at.to_string(), item)).collect(),
+        _ => Vec::new(),
     }
 }
 
@@ -279,15 +269,17 @@ fn may_be_ours(config: &str) -> bool {
 const HELM_VALUES: &str =
     "hub image global cni config repair livePolicy containerExclusion attachments platform resources tolerations";
 /// The keys that only a configuration, and those that only a node configuration has.
-const KINDS: [(&str, ConfKind); 2] = [
-    ("type plugins name cniVersion", ConfKind::Configuration),
-    ("pinned attachments_may_exclude_namespaces primary", ConfKind::Node),
-];
+const OF_CONFIGURATIONS: [&str; 4] = ["type", "plugins", "name", "cniVersion"];
+const OF_NODES: [&str; 3] = ["pinned", "attachments_may_exclude_namespaces", "primary"];
 
 /// Returns the kind of a JSON object that is not a manifest.
 fn kind(keys: &Map<String, Value>) -> ConfKind {
-    let has = |(names, _): &(&str, ConfKind)| names.split(' ').any(|name| keys.contains_key(name));
-    KINDS.into_iter().find(has).map_or(ConfKind::Keys, |(_, kind)| kind)
+    let has = |names: &[&str]| names.iter().any(|name| keys.contains_key(*name));
+    match (has(&OF_CONFIGURATIONS), has(&OF_NODES)) {
+        (true, _) => ConfKind::Configuration,
+        (false, true) => ConfKind::Node,
+        (false, false) => ConfKind::Keys,
+    }
 }
 
 fn check(
@@ -308,7 +300,7 @@ fn check(
         ConfKind::Configuration | ConfKind::Definition => effective(node, place, text)?,
         ConfKind::Keys => {
             let given: Map<String, Value> = serde_json::from_str(text)
-                .map_err(|error| Error::new(Code::Decode, format!("expected a JSON object: {error}")))?;
+                .map_err(|error| Error::new(Code::Decode, format!("invalid JSON: {error}; expected an object")))?;
             if given.is_empty() {
                 return Err(Error::new(Code::InvalidConfig, "expected a configuration, got an empty object"));
             }
@@ -320,10 +312,8 @@ fn check(
             conf
         }
     };
-    // The one that the installation writes is not that of this machine.
-    let is_written = |path: &&Path| matches!(kind, ConfKind::Keys) && *path == Path::new(KUBECONFIG);
-    let kubeconfig = conf.kubernetes.kubeconfig.as_deref().filter(|path| !is_written(path));
-    let summary = kubeconfig.and_then(|path| KubeconfigSummary::read(Path::new("/"), path).ok());
+    let summary =
+        conf.kubernetes.kubeconfig.as_deref().and_then(|path| KubeconfigSummary::read(Path::new("/"), path).ok());
     let warning = summary.as_ref().and_then(kubeconfig_warning);
     Ok(validate(&conf, target)?.into_iter().chain(warning).collect())
 }

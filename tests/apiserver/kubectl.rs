@@ -189,11 +189,8 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
         );
         let elsewhere = anywhere.json();
         assert_eq!(elsewhere["configuration"]["source"], "built-in", "{anywhere:?}");
-        let warnings = elsewhere["warnings"].to_string();
-        assert!(
-            warnings.contains("unknown-configuration") && warnings.contains("kubectl detour explain"),
-            "{warnings}"
-        );
+        let reason = elsewhere["configuration"]["reason"].as_str().unwrap_or_default();
+        assert!(reason.contains("not the pod's node"), "{anywhere:?}");
         let trace = machine.detour(&["trace", "web-0", "--from", "uid=4711", "--to", "1.2.3.4:443/tcp"]);
         trace.reports(0, &["direct", &format!("Configuration: installed on the node: {file}")]);
         let config = machine.write(

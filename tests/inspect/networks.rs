@@ -118,6 +118,7 @@ fn invalid_networks_fail_as_in_an_add() {
     let (node, redirect, exclude) = (node(), redirect(), attachment("excludedns", &json!({"type": "uid-exclude"})));
     let (known, shared) = (definitions(), [shared()]);
     let unknown = "NetworkAttachmentDefinition \"istio-cni\" not found in namespace \"shop\"";
+    let hint = "or write NAMESPACE/istio-cni for one of another namespace: not found in the given objects";
     let absent = |object: &str| format!("selects NetworkAttachmentDefinition {object}, which does not exist");
     for (networks, configurations, definitions, parts) in [
         (
@@ -126,7 +127,7 @@ fn invalid_networks_fail_as_in_an_add() {
             &known[..],
             ["network shop/other-port, chain[0] and network shop/third-port, chain[0] contradict", "proxy_port"],
         ),
-        ("istio-cni", &[&node], &known, [unknown, "or write NAMESPACE/istio-cni"]),
+        ("istio-cni", &[&node], &known, [unknown, hint]),
         ("istio-cni", &[&redirect], &known, [&absent("shop/istio-cni"), ""]),
         ("pay/istio-cni", &[&redirect], &known, [&absent("pay/istio-cni"), ""]),
         ("pay/istio-cni, default/istio-cni", &[&redirect], &shared, [&absent("pay/istio-cni"), ""]),

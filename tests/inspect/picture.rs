@@ -78,7 +78,7 @@ fn the_picture_shows_who_captures_traffic_and_which_traffic_is_lost() {
     assert!(!svg.contains(">bypass<"), "nothing bypasses the sidecar: {svg}");
 }
 
-/// The size of the font, and the width of a character in it, both in tenths of a pixel, of the classes in `picture.css`.
+/// The size of the font, and the width of a character in it, both in tenths of a pixel, of the classes in `picture.svg`.
 const FONTS: [(&str, i32, i32); 7] = [
     ("title", 220, 125),
     ("head", 110, 80),

@@ -65,6 +65,7 @@ fn the_shipped_configurations_are_valid() {
         "conf/primary-openshift.conf",
         "conf/primary-own-exclusion.conf",
         "conf/99-exclude-dns.conf",
+        "conf/openshift-vault.conf",
     ] {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
         let output =

@@ -8,7 +8,7 @@ use detour_cni::firewall::{
     ContainerElement, ContainerLabel, Destination, LiveRuleset, RuleFormat, RulesetView, Sender,
 };
 use detour_cni::inspect::{
-    ExcludedSenders, ManifestTexts, Mark, PodManifest, PodSelector, RulesReport, Trace, configuration, explain,
+    ContainerSender, ManifestTexts, Mark, PodManifest, PodSelector, RulesReport, Trace, configuration, explain, trace,
 };
 use detour_cni::policy;
 use detour_cni::policy::ContainerScope;
@@ -175,41 +175,38 @@ fn trace_predicts_where_packets_arrive() {
         let found = world.live_rules();
         let held = found.view();
         assert_eq!(found.addresses.len(), 2, "{:?}", found.addresses);
-        let (planned, running) = (ExcludedSenders::planned(&evaluated), ExcludedSenders::live(&found));
-        let check =
-            |family, (process, protocol, to): (Option<Process>, Protocol, SocketAddr), cgroup: Option<&Cgroup>| {
-                let from = match process {
-                    Some(process) => process.into(),
-                    None => Sender::Inbound(Some(GATEWAY.ip(family))),
-                };
-                let destination = Destination { address: to, protocol: protocol.into() };
-                let container = cgroup.map(|_| CONTAINER);
-                let predicted = planned.trace(&asked, (from, container), destination, &own_addresses(&world), "eth0");
-                let predicted_live = running.trace(&held, (from, container), destination, &found.addresses, "eth0");
-                let in_short = |trace: &Trace| (trace.arrives_at.clone(), trace.zone, trace.container.clone());
-                assert_eq!(
-                    in_short(&predicted),
-                    in_short(&predicted_live),
-                    "{policy:#?}\n{predicted:#?}\n{predicted_live:#?}"
-                );
-                if !policy.native {
-                    assert_eq!(predicted, predicted_live);
-                }
-                let send = || match process {
-                    Some(process) => world.pod_sends(process, protocol, to),
-                    None => world.outside_sends(protocol, to),
-                };
-                let arrival = match cgroup {
-                    Some(cgroup) => world.within(cgroup, send),
-                    None => send(),
-                };
-                assert_eq!(
-                    named(&arrival),
-                    predicted.arrives_at,
-                    "{policy:#?}\n{from:?} {container:?} {destination:?}\n{predicted:#?}"
-                );
-                predicted.arrives_at
+        let check = |family,
+                     (process, protocol, to): (Option<Process>, Protocol, SocketAddr),
+                     cgroup: Option<&Cgroup>| {
+            let from = match process {
+                Some(process) => process.into(),
+                None => Sender::Inbound(Some(GATEWAY.ip(family))),
             };
+            let destination = Destination { address: to, protocol: protocol.into() };
+            let container = cgroup.map(|_| ContainerSender::planned(CONTAINER, &evaluated));
+            let running = cgroup.map(|_| ContainerSender::live(CONTAINER, &found));
+            let predicted = trace(&asked, (from, container), destination, &own_addresses(&world), "eth0");
+            let predicted_live = trace(&held, (from, running), destination, &found.addresses, "eth0");
+            let in_short = |trace: &Trace| (trace.arrives_at.clone(), trace.zone, trace.container.clone());
+            assert_eq!(
+                in_short(&predicted),
+                in_short(&predicted_live),
+                "{policy:#?}\n{predicted:#?}\n{predicted_live:#?}"
+            );
+            if !policy.native {
+                assert_eq!(predicted, predicted_live);
+            }
+            let send = || match process {
+                Some(process) => world.pod_sends(process, protocol, to),
+                None => world.outside_sends(protocol, to),
+            };
+            let arrival = match cgroup {
+                Some(cgroup) => world.within(cgroup, send),
+                None => send(),
+            };
+            assert_eq!(named(&arrival), predicted.arrives_at, "{policy:#?}\n{from:?} {destination:?}\n{predicted:#?}");
+            predicted.arrives_at
+        };
         for &family in world.families() {
             for packet in packets(family) {
                 *seen.entry((check(family, packet, None), false)).or_default() += 1;
@@ -243,44 +240,43 @@ fn a_container_is_traced_as_long_as_its_bypass_lasts_and_afterwards() {
         let to = SERVER.at(Family::V4, HTTPS);
         let destination = Destination { address: to, protocol: policy::Protocol::Tcp };
         let from = Sender::from(APP_PROCESS);
-        let planned = |name| {
+        let planned = |name: Option<&str>| {
             let book = RulesetView::of_policy(&policy, RuleFormat::Iptables);
-            ExcludedSenders::planned(&policy).trace(&book, (from, name), destination, &[], "eth0")
+            let container = name.map(|name| ContainerSender::planned(name, &policy));
+            trace(&book, (from, container), destination, &[], "eth0")
         };
-        let live = |name| {
+        let live = |name: Option<&str>| {
             let rules = world.live_rules();
-            let senders = ExcludedSenders::live(&rules);
-            senders.trace(&rules.view(), (from, name), destination, &rules.addresses, "eth0")
+            let container = name.map(|name| ContainerSender::live(name, &rules));
+            trace(&rules.view(), (from, container), destination, &rules.addresses, "eth0")
         };
-        let trace = planned(Some(CONTAINER));
-        let container = trace.container.as_ref().expect("named");
+        let found = planned(Some(CONTAINER));
+        let container = found.container.as_ref().expect("named");
         assert_eq!(
-            (trace.arrives_at.as_str(), trace.decided_by.as_ref().expect("a rule").chain.as_str()),
+            (found.arrives_at.as_str(), found.decided_by.as_ref().expect("a rule").chain.as_str()),
             ("direct", "DETOUR_OUTPUT")
         );
         assert_eq!(container.bypasses, Some(ContainerScope::All));
-        assert!(planned(None).caveats[0].contains("--from container=vault-agent-init"), "{:?}", planned(None).caveats);
         assert_eq!(planned(None).arrives_at, "sidecar:15001");
 
         // It does not run.
-        let trace = live(Some(CONTAINER));
-        let container = trace.container.as_ref().expect("named");
-        assert_eq!((trace.arrives_at.as_str(), container.bypasses, container.excluded), ("sidecar:15001", None, true));
-        assert_eq!(live(None).caveats, Vec::<String>::new(), "no container bypasses the sidecar now");
+        let found = live(Some(CONTAINER));
+        let container = found.container.as_ref().expect("named");
+        assert_eq!((found.arrives_at.as_str(), container.bypasses, container.excluded), ("sidecar:15001", None, true));
 
         let outer = Cgroup::new();
         let cgroup = outer.child("container");
         let element = ContainerElement::new(ContainerScope::All, cgroup.id(), CONTAINER, "0123456789abcdef");
         world.change_containers(&[], std::slice::from_ref(&element));
-        let trace = live(Some(CONTAINER));
+        let found = live(Some(CONTAINER));
         assert_eq!(
             (
-                trace.arrives_at.as_str(),
+                found.arrives_at.as_str(),
                 world.within(&cgroup, || named(&world.pod_sends(APP_PROCESS, Protocol::Tcp, to)))
             ),
             ("direct", "direct".to_owned())
         );
-        assert!(live(None).caveats[0].contains("vault-agent-init"), "{:?}", live(None).caveats);
+        assert_eq!(live(None).arrives_at, "sidecar:15001", "a sender outside of the container");
         let other = live(Some("web"));
         assert_eq!((other.arrives_at.as_str(), other.caveats.len()), ("sidecar:15001", 0));
 
@@ -293,9 +289,9 @@ fn a_container_is_traced_as_long_as_its_bypass_lasts_and_afterwards() {
         // An element that no policy requests lets traffic bypass the sidecar as well.
         let odd = ContainerElement { container: Some(ContainerLabel::new("web", "f")), ..element };
         world.change_containers(&[], &[odd]);
-        let trace = live(Some("web"));
-        let container = trace.container.expect("named");
-        assert_eq!((trace.arrives_at.as_str(), container.excluded), ("direct", false));
+        let found = live(Some("web"));
+        let container = found.container.expect("named");
+        assert_eq!((found.arrives_at.as_str(), container.excluded), ("direct", false));
     }
 }
 

@@ -109,9 +109,9 @@ impl InstallOptions {
             if self.chained.is_none() { format!(", the default of {}", platform.name) } else { String::new() };
         match &self.multus_chain {
             _ if self.own_list && !is_chained => {
-                Err(CommandError::Usage(format!("--own-list=true: expected --chained=true, got false{default}")))
+                Err(CommandError::usage(format!("--own-list=true: expected --chained=true, got false{default}")))
             }
-            Some(directory) if is_chained => Err(CommandError::Usage(format!(
+            Some(directory) if is_chained => Err(CommandError::usage(format!(
                 "--multus-chain {directory}: expected --chained=false, got true{default}; the plugin would run twice for \
                  each pod"
             ))),
@@ -212,15 +212,8 @@ impl InstallOptions {
                 files.push(file(path, Role::Configuration, Content::Text(entry.standalone(&network)?)));
             }
         }
-        Ok(DesiredState {
-            owner: None,
-            platform: Some(platform.name.to_owned()),
-            files,
-            entry: list,
-            multus_chain: self.multus_chain.clone(),
-            expired: None,
-            rejected: None,
-        })
+        let (platform, multus_chain) = (Some(platform.name.to_owned()), self.multus_chain.clone());
+        Ok(DesiredState { platform, files, entry: list, multus_chain, ..DesiredState::default() })
     }
 
     /// Returns the text of the node configuration for these configurations.

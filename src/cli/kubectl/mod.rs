@@ -1,16 +1,15 @@
 //! `kubectl detour`: the commands that work from any machine. kubectl itself reads objects and reaches the agents. Commands
 //! about a pod run in the agent's pod on the pod's node, with the same arguments.
 
+use super::cluster::ON_NODE;
 use super::output::{CommandError, CommandOutput, OutputArguments};
-use super::{doctor, explain, print_error, print_report, print_usage, rules, trace};
-use clap::builder::Resettable;
+use super::{doctor, explain, print_message, print_result, print_usage, rules};
 use clap::parser::ValueSource;
-use clap::{ArgAction, ArgMatches, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 use detour_cni::cni::{Code, Error};
 use detour_cni::inspect::{AgentPod, NodeCheck, NodesAudit, NodesCheck, has_sidecar, missing_agent};
 use detour_cni::printable::Text;
 use serde_json::Value;
-use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,12 +21,14 @@ pub(super) use client::Kubectl;
 
 /// Check how meshed pods bypass or reach their Istio sidecars, on all nodes
 ///
-/// Commands about a pod run in the agent's pod on the pod's node, with kubectl exec. With -f, explain and trace read
-/// files and need no cluster.
+/// Commands about a pod run in the agent's pod on the pod's node, with kubectl exec; without -n, the pod is in the
+/// namespace of the kubeconfig's context. With -f, explain and trace read files and need no cluster.
 ///
 /// The plugin runs kubectl. Required permissions: get and list pods; create and get pods/exec in the agents' namespace;
 /// for audit and check, list nodes; for check, list daemonsets.apps; for explain and trace with --config, get namespaces
 /// and network-attachment-definitions.
+///
+/// Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.
 #[derive(Debug, Parser)]
 #[command(name = "detour", version, after_help = EXAMPLES, max_term_width = 100)]
 struct Cli {
@@ -37,44 +38,29 @@ struct Cli {
     command: KubectlCommand,
 }
 
+/// Those of every command.
 const EXAMPLES: &str = "\
 Examples:
   kubectl detour check                                  check the installation on all nodes
   kubectl detour audit -A                               list the pods that bypass the mesh
   kubectl detour explain -n shop web-0                  show what happens to the pod's traffic
   kubectl detour trace -n shop web-0 --from uid=1337 --to 10.96.0.10:53/udp
-                                                        follow one packet through the rules
   kubectl detour rules -n shop web-0                    compare live rules with desired ones
-  kubectl detour doctor -n shop web-0                   find the cause of a problem with a pod
-
-Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.";
-
-const EXIT_CODES: &str = "Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.";
-
-/// The commands about a pod, each with an example and a note.
-const ABOUT_PODS: [(&str, &str); 4] = [
-    ("explain", "-n shop web-0 --config new.conf\n        show the effect of another configuration"),
-    ("trace", "--live -n shop web-0 --from inbound --to 10.88.0.2:8080/tcp\n        use the live rules of the pod"),
-    ("rules", "-n shop web-0\n        requires the chart value repair.enabled"),
-    ("doctor", "-n shop web-0\n        to check all nodes without a pod, use kubectl detour check"),
-];
+  kubectl detour doctor -n shop web-0                   find the cause of a problem with a pod";
 
 /// The programs that run plugins: `NAME-detour` is the command `detour` of NAME.
 const HOSTS: [&str; 2] = ["kubectl", "oc"];
 /// Time limit of a command about a pod, and of the audit of a node's pods. `doctor --probe` uses most of it.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Options that select objects or files of the node on which the command runs.
-const OF_NODE: [&str; 11] =
-    ["netns", "pid", "container", "pod_uid", "root", "node", "node_name", "conf", "platform", "chained", "bin_dir"];
-/// Arguments that this process uses itself.
-const OWN: [&str; 6] = ["place", "pod", "namespace", "kubeconfig", "context", "agent_namespace"];
+/// Options that this process uses itself.
+const OWN: [&str; 4] = ["namespace", "kubeconfig", "context", "agent_namespace"];
 
 #[derive(Debug, Subcommand)]
 enum KubectlCommand {
     Check(CheckArguments),
     Audit(AuditArguments),
     Explain(explain::ExplainArguments),
-    Trace(Box<trace::TraceArguments>),
+    Trace(Box<explain::TraceArguments>),
     Rules(rules::RulesArguments),
     Doctor(Box<doctor::DoctorArguments>),
 }
@@ -82,37 +68,26 @@ enum KubectlCommand {
 /// Runs the command line as kubectl's or oc's plugin, if `program` is the name of one.
 pub(crate) fn run_as_plugin_of_kubectl(program: &str) -> Option<ExitCode> {
     let host = HOSTS.into_iter().find(|host| program == format!("{host}-detour"))?;
-    let parse = |arguments: Vec<OsString>| -> Result<(Cli, ArgMatches), clap::Error> {
-        let matches = command(host).try_get_matches_from(arguments)?;
-        Ok((Cli::from_arg_matches(&matches)?, matches))
-    };
-    Some(match parse(std::env::args_os().collect()) {
+    let parsed = command(host).try_get_matches().and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    Some(match parsed {
         Ok((cli, matches)) => cli.run(host, &matches),
-        Err(error) => print_usage(error, |arguments| parse(arguments).err()),
+        Err(error) => print_usage(&error),
     })
 }
 
-/// Returns the command line for kubectl or oc: the help texts of shared commands name this command line, and options
-/// that select objects on a node are hidden.
+/// Returns the command line for kubectl or oc: the examples of shared commands name it, and options that select objects on
+/// a node are hidden.
 fn command(host: &str) -> Command {
-    let about_pod = |own: Command, example: &str| {
-        let help = "Namespace of the pod [default: the namespace of the kubeconfig's context]";
-        let name = own.get_name().to_owned();
-        own.after_help(format!("Examples:\n  kubectl detour {name} {example}\n\n{EXIT_CODES}"))
-            .mut_arg("namespace", |argument| argument.help(help).long_help(Resettable::Reset))
-            .mut_args(|argument| {
-                let is_of_node = OF_NODE.contains(&argument.get_id().as_str());
-                if is_of_node { argument.hide(true) } else { argument }
-            })
+    let hidden = |argument: Arg| {
+        let is_of_node = argument.get_help_heading() == Some(ON_NODE);
+        argument.hide(is_of_node)
     };
-    let place = |own: Command| {
-        let usage = format!("{host} detour rules [OPTIONS] POD");
-        let own = own.override_usage(usage).mut_arg("configs", |argument| argument.hide(true));
-        own.mut_arg("place", |argument| argument.value_name("POD").help("Name of the pod"))
-    };
-    ABOUT_PODS.into_iter().fold(
-        Cli::command().bin_name(format!("{host} detour")).mut_subcommand("rules", place),
-        |command, (name, example)| command.mut_subcommand(name, |own| about_pod(own, example)),
+    ["explain", "trace", "rules", "doctor"].into_iter().fold(
+        Cli::command().bin_name(format!("{host} detour")),
+        |command, name| {
+            let usage = format!("{host} detour {name} [OPTIONS] [POD]");
+            command.mut_subcommand(name, |own| own.after_help(EXAMPLES).override_usage(usage).mut_args(hidden))
+        },
     )
 }
 
@@ -125,22 +100,23 @@ impl Cli {
             definition.build();
             run_in_agent(&kubectl, &definition, matches, pod, needs_netns)
         };
-        match self.command {
-            KubectlCommand::Check(own) => print_report(own.output, check(&kubectl, &own)),
-            KubectlCommand::Audit(own) => print_report(own.output, audit(&kubectl, &own)),
+        let (output, result) = match self.command {
+            KubectlCommand::Check(own) => (own.output, check(&kubectl, &own)),
+            KubectlCommand::Audit(own) => (own.output, audit(&kubectl, &own)),
             KubectlCommand::Explain(mut own) => {
                 own.subject.read_with(&kubectl);
                 let pod = own.subject.in_cluster();
-                print_report(own.output, pod.map_or_else(|| explain::run(&own), |pod| in_agent(pod, false)))
+                (own.output, pod.map_or_else(|| explain::run_explain(&own), |pod| in_agent(pod, false)))
             }
             KubectlCommand::Trace(mut own) => {
                 own.subject.read_with(&kubectl);
                 let pod = own.subject.in_cluster();
-                print_report(own.output, pod.map_or_else(|| trace::run(&own), |pod| in_agent(pod, own.live)))
+                (own.output, pod.map_or_else(|| explain::run_trace(&own), |pod| in_agent(pod, own.live)))
             }
-            KubectlCommand::Rules(own) => print_report(own.output, in_agent(own.selected(), true)),
-            KubectlCommand::Doctor(own) => print_report(own.output, in_agent(own.selected(), false)),
-        }
+            KubectlCommand::Rules(own) => (own.output, in_agent(own.selected(), true)),
+            KubectlCommand::Doctor(own) => (own.output, in_agent(own.selected(), false)),
+        };
+        print_result(Some(output), result)
     }
 }
 
@@ -160,7 +136,7 @@ fn run_in_agent(
 ) -> Result<CommandOutput, CommandError> {
     let (name, matches) = matches.subcommand().unwrap_or(("", matches));
     let options = forwarded(definition.find_subcommand(name), matches)?;
-    let pod = pod.ok_or_else(|| CommandError::Usage("expected a pod: [-n NAMESPACE] POD".to_owned()))?;
+    let pod = pod.ok_or_else(|| CommandError::usage("expected a pod: [-n NAMESPACE] POD"))?;
     let found = kubectl.pod(namespace, pod)?;
     let text = |pointer| found.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let [namespace, pod, node] = ["/metadata/namespace", "/metadata/name", "/spec/nodeName"].map(text);
@@ -202,8 +178,8 @@ fn forwarded(definition: Option<&Command>, matches: &ArgMatches) -> Result<Vec<S
         let is_given =
             matches.try_contains_id(id).is_ok() && matches.value_source(id) == Some(ValueSource::CommandLine);
         let Some(long) = argument.get_long().filter(|_| is_given && !OWN.contains(&id)) else { continue };
-        if OF_NODE.contains(&id) {
-            return Err(CommandError::Usage(format!(
+        if argument.get_help_heading() == Some(ON_NODE) {
+            return Err(CommandError::usage(format!(
                 "--{long}: not supported by kubectl detour; run detour on the node"
             )));
         }
@@ -218,17 +194,6 @@ fn forwarded(definition: Option<&Command>, matches: &ArgMatches) -> Result<Vec<S
     Ok(words)
 }
 
-const CHECK_EXAMPLES: &str = "\
-Examples:
-  kubectl detour check
-  kubectl detour check --node worker-1
-  kubectl detour check -l node-role.kubernetes.io/worker -o json";
-
-const AUDIT_EXAMPLES: &str = "\
-Examples:
-  kubectl detour audit -A
-  kubectl detour audit -n shop -o json";
-
 /// Time limit for the checks of one node.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -241,7 +206,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Exit codes: 0 all nodes are healthy or skipped, 1 a node is unhealthy or the cluster can't be read, 2 invalid
 /// arguments or input.
 #[derive(Debug, Args)]
-#[command(after_help = CHECK_EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 struct CheckArguments {
     /// Check only this node
     #[arg(long, value_name = "NAME", conflicts_with = "selector")]
@@ -261,7 +226,7 @@ struct CheckArguments {
 /// of another program that lets traffic bypass the mesh or was not examined, or a node could not be audited, 2 invalid
 /// arguments or input.
 #[derive(Debug, Args)]
-#[command(after_help = AUDIT_EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 struct AuditArguments {
     /// Namespace of the pods [default: the namespace of the kubeconfig's context]
     #[arg(short, long, value_name = "NAMESPACE", conflicts_with = "all_namespaces")]
@@ -297,7 +262,7 @@ fn check(kubectl: &Kubectl, arguments: &CheckArguments) -> Result<CommandOutput,
     let report = NodesCheck::of(of_agents.chain(without).collect());
     if !report.healthy {
         let nodes: Vec<&str> = report.unhealthy().into_iter().collect();
-        print_error(format_args!("unhealthy nodes: {}", nodes.join(", ")), ExitCode::FAILURE);
+        print_message("error", format_args!("unhealthy nodes: {}", nodes.join(", ")));
     }
     arguments.output.render_verdict(&report, report.healthy)
 }
@@ -389,11 +354,17 @@ mod tests {
     #[test]
     fn options_that_select_objects_of_a_node_are_hidden() {
         let command = command("kubectl");
-        let rules = command.find_subcommand("rules").expect("a command");
-        let is_shown = |id: &str| rules.get_arguments().any(|own| own.get_id() == id && !own.is_hide_set());
-        assert!(is_shown("all") && is_shown("namespace") && !is_shown("pid") && !is_shown("root"));
-        let explain = command.find_subcommand("explain").expect("a command");
-        let root = explain.get_arguments().find(|own| own.get_id() == "root").expect("an option");
-        assert!(root.is_hide_set());
+        for (name, hidden) in [
+            ("explain", &["root"][..]),
+            ("trace", &["netns", "pid", "container", "root"]),
+            ("rules", &["pid", "container", "root"]),
+            ("doctor", &["node", "conf", "platform", "node_name", "root"]),
+        ] {
+            let own = command.find_subcommand(name).expect("a command");
+            let found = own.get_arguments().filter(|argument| argument.is_hide_set()).map(|argument| argument.get_id());
+            let mut found: Vec<_> = found.map(clap::Id::as_str).collect();
+            found.sort_by_key(|id| hidden.iter().position(|known| known == id));
+            assert_eq!(found, hidden, "{name}");
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! `explain --format svg`: draws one row for each kind of traffic, from its sender in the pod to the outside: captured
-//! traffic through a port of the sidecar, traffic that bypasses the sidecar past it. Colors are classes in `picture.css`.
+//! traffic through a port of the sidecar, traffic that bypasses the sidecar past it. `picture.svg` is the
+//! head of the document: colors, as classes, and the heads of arrows.
 
+use super::Explanation;
 use super::exclusions::{ContainerTraffic, ExcludedContainer, ExcludedPart, application_containers, grouped};
-use super::report::Explanation;
 use crate::firewall::DNS_PROXY_PORT;
 use crate::inspect::elements::scope_text;
 use crate::inspect::subject::Subject;
@@ -10,25 +11,25 @@ use crate::inspect::terminal::joined;
 use crate::pod::Pod;
 use crate::pod::well_known::{INIT_CONTAINER, PROXY_CONTAINER};
 use crate::policy::{DnsCapture, Policy, Ports, Redirect, TrafficOwner};
-use crate::printable::xml;
+use crate::printable::{cut, xml};
 use crate::sub_plugins::bypasses_inbound;
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-const WIDTH: i32 = 1120;
-const POD: i32 = 28;
-const POD_WIDTH: i32 = 748;
-const CARD: i32 = POD + 22;
-const CARD_WIDTH: i32 = 236;
-const CARD_HEIGHT: i32 = 54;
-const ROW: i32 = CARD_HEIGHT + 14;
-const SIDECAR: i32 = 476;
-const SIDECAR_WIDTH: i32 = 270;
-const OUTSIDE: i32 = 876;
-const OUTSIDE_WIDTH: i32 = WIDTH - OUTSIDE - 28;
-const TOP: i32 = 96;
+const WIDTH: usize = 1120;
+const POD: usize = 28;
+const POD_WIDTH: usize = 748;
+const CARD: usize = POD + 22;
+const CARD_WIDTH: usize = 236;
+const CARD_HEIGHT: usize = 54;
+const ROW: usize = CARD_HEIGHT + 14;
+const SIDECAR: usize = 476;
+const SIDECAR_WIDTH: usize = 270;
+const OUTSIDE: usize = 876;
+const OUTSIDE_WIDTH: usize = WIDTH - OUTSIDE - 28;
+const TOP: usize = 96;
 /// The height of a box's heading.
-const HEAD: i32 = 60;
+const HEAD: usize = 60;
 /// The kinds of arrows, and their meanings.
 const LEGEND: [(&str, &str); 5] = [
     ("out", "captured"),
@@ -82,11 +83,11 @@ pub fn picture(subject: &Subject, explanation: &Explanation) -> String {
     let by_others = (policy.ambient || by_istio_init).then(|| captured_by_others(pod, policy));
     let redirect = policy.redirect().or(by_others.as_ref());
     let mut rows = match redirect {
-        Some(redirect) => captured(explanation, policy, redirect, &containers),
+        Some(redirect) => captured(explanation, redirect, &containers),
         None => containers.iter().map(|one| Row::of_container(one, "everything")).collect(),
     };
     if let Some(redirect) = redirect {
-        let mut free = bypasses(explanation, policy, redirect, &containers);
+        let mut free = bypasses(explanation, redirect, &containers);
         let more = free.len().saturating_sub(MAX_BYPASSES);
         free.truncate(MAX_BYPASSES);
         rows.extend(free);
@@ -99,7 +100,7 @@ pub fn picture(subject: &Subject, explanation: &Explanation) -> String {
         Some(cause) => drawing.text("bad", (POD, 68), &format!("an ADD fails: {cause}"), MAX_TEXT),
         None => drawing.text("soft", (POD, 68), &explanation.decision, MAX_TEXT),
     }
-    let height_of = |rows: usize| HEAD + ROW * i32::try_from(rows).unwrap_or_default();
+    let height_of = |rows: usize| HEAD + ROW * rows;
     let height = height_of(rows.len()) + 8;
     for (x, width, heading) in [(POD, POD_WIDTH, "POD"), (OUTSIDE, OUTSIDE_WIDTH, "OUTSIDE")] {
         drawing.area("pod", (x, TOP), (width, height), 14);
@@ -119,17 +120,19 @@ pub fn picture(subject: &Subject, explanation: &Explanation) -> String {
         drawing.text("name mid", (middle, TOP + 28), &proxy, 36);
         drawing.text("soft mid", (middle, TOP + 46), kind, MAX_TEXT);
     }
-    for (row, y) in rows.iter().zip((TOP + HEAD..).step_by(usize::try_from(ROW).unwrap_or(1))) {
+    for (row, y) in rows.iter().zip((TOP + HEAD..).step_by(ROW)) {
         drawing.row(row, y);
     }
     let bottom = TOP + height + 34;
     let mut x = POD;
     for (color, meaning) in LEGEND.into_iter().filter(|(color, _)| rows.iter().any(|row| row.color == *color)) {
-        drawing.arrow(color, (x, bottom), (x + 34, bottom));
+        drawing.arrow(color, bottom, x, x + 34);
         drawing.text("soft", (x + 42, bottom + 4), meaning, MAX_TEXT);
-        x += 76 + 7 * i32::try_from(meaning.len()).unwrap_or_default();
+        x += 76 + 7 * meaning.len();
     }
-    drawing.finish(&format!("{title}: {}", explanation.decision), bottom + 36)
+    let head = include_str!("picture.svg").replace("WIDTH", &WIDTH.to_string());
+    let head = head.replace("HEIGHT", &(bottom + 36).to_string());
+    format!("{head}<title>{}</title>\n{}</svg>\n", xml(&format!("{title}: {}", explanation.decision)), drawing.body)
 }
 
 /// Returns what ztunnel, or the redirection by `istio-init`, captures, in the form of a redirection of this program.
@@ -151,12 +154,8 @@ fn proxy(redirect: &Redirect) -> String {
 }
 
 /// Returns the rows of traffic that passes the sidecar.
-fn captured(
-    explanation: &Explanation,
-    policy: &Policy,
-    redirect: &Redirect,
-    containers: &[ContainerTraffic<'_>],
-) -> Vec<Row> {
+fn captured(explanation: &Explanation, redirect: &Redirect, containers: &[ContainerTraffic<'_>]) -> Vec<Row> {
+    let policy = &explanation.policy;
     let through = |color, port, row| Row { port: Some(port), color, ..row };
     let inbound = match (&redirect.inbound_ports_include, &redirect.inbound_ports_exclude) {
         (Ports::List(included), _) if included.is_empty() => None,
@@ -190,12 +189,8 @@ fn captured(
 }
 
 /// Returns the rows of outbound traffic that bypasses the sidecar, as the report lists it.
-fn bypasses(
-    explanation: &Explanation,
-    policy: &Policy,
-    redirect: &Redirect,
-    containers: &[ContainerTraffic<'_>],
-) -> Vec<Row> {
+fn bypasses(explanation: &Explanation, redirect: &Redirect, containers: &[ContainerTraffic<'_>]) -> Vec<Row> {
+    let policy = &explanation.policy;
     let excluded = grouped(&explanation.exclusions);
     let outbound = excluded.iter().filter(|excluded| excluded.direction != "inbound");
     let of_traffic = outbound.map(|one| {
@@ -219,7 +214,7 @@ fn bypasses(
     of_traffic.chain(of_proxy).chain(dns).chain(explanation.excluded_containers.iter().filter_map(named)).collect()
 }
 
-/// An SVG document in progress, in pixels from the upper left corner.
+/// The elements of an SVG document, in pixels from the upper left corner.
 #[derive(Debug, Default)]
 struct Drawing {
     body: String,
@@ -227,31 +222,25 @@ struct Drawing {
 
 impl Drawing {
     /// Adds a row: the sender, an arrow through or past the sidecar, and the destination. Inbound traffic arrives from there.
-    fn row(&mut self, row: &Row, y: i32) {
+    fn row(&mut self, row: &Row, y: usize) {
         let Row { name, detail, ends_before, color, port, what, to, sources } = row;
         let class = if *ends_before { "card ends" } else { "card" };
         self.area(class, (CARD, y), (CARD_WIDTH, CARD_HEIGHT), 9);
         self.text("name", (CARD + 14, y + 23), name, 25);
         self.text("soft", (CARD + 14, y + 42), detail, 31);
         let middle = y + CARD_HEIGHT / 2;
-        let (start, end) = ((CARD + CARD_WIDTH, middle), (OUTSIDE + 16, middle));
-        match *color {
-            "in" => self.arrow(color, end, start),
-            _ => self.arrow(color, start, end),
-        }
-        let center = match port {
-            Some(_) => SIDECAR + SIDECAR_WIDTH / 2 + 10,
-            None => (CARD + CARD_WIDTH + POD + POD_WIDTH) / 2,
+        let (start, end) = (CARD + CARD_WIDTH, OUTSIDE + 16);
+        let (from, to_x) = if *color == "in" { (end, start) } else { (start, end) };
+        self.arrow(color, middle, from, to_x);
+        let (center, limit) = match port {
+            Some(_) => (SIDECAR + SIDECAR_WIDTH / 2 + 10, 36),
+            None => ((start + POD + POD_WIDTH) / 2, 46),
         };
-        self.tag((center, middle), what, if port.is_some() { 33 } else { 46 });
+        self.text("tagged mid", (center, middle - 8), what, limit);
         // There is space for two lines.
-        let lines = match sources.as_slice() {
-            [first, rest @ ..] if !rest.is_empty() => vec![first.clone(), rest.join("; ")],
-            one => one.to_vec(),
-        };
-        for (line, y) in lines.iter().zip([middle + 23, middle + 37]) {
-            self.text("soft mid", (center, y), line, 74);
-        }
+        let (first, others) = sources.split_at(sources.len().min(1));
+        self.text("soft mid", (center, middle + 18), &first.join(""), 74);
+        self.text("soft mid", (center, middle + 32), &others.join("; "), 74);
         if let Some(port) = port {
             self.area(&format!("f-{color}"), (SIDECAR - 27, middle - 11), (54, 22), 11);
             self.text("port", (SIDECAR, middle + 4), &port.to_string(), MAX_TEXT);
@@ -260,7 +249,7 @@ impl Drawing {
     }
 
     /// Adds a box with round corners.
-    fn area(&mut self, class: &str, (x, y): (i32, i32), (width, height): (i32, i32), radius: i32) {
+    fn area(&mut self, class: &str, (x, y): (usize, usize), (width, height): (usize, usize), radius: usize) {
         let _ = writeln!(
             self.body,
             r#"<rect class="{class}" x="{x}" y="{y}" width="{width}" height="{height}" rx="{radius}"/>"#
@@ -268,65 +257,19 @@ impl Drawing {
     }
 
     /// Adds a line of text, at the beginning or, with class `mid`, the middle of its baseline. It is shortened to `limit`
-    /// characters; a tooltip shows the whole text.
-    fn text(&mut self, class: &str, (x, y): (i32, i32), text: &str, limit: usize) {
-        let shown = shortened(text, limit);
+    /// bytes; a tooltip shows the whole text.
+    fn text(&mut self, class: &str, (x, y): (usize, usize), text: &str, limit: usize) {
+        if text.is_empty() {
+            return;
+        }
+        let shown = cut(text, limit);
         let title = if shown == text { String::new() } else { format!("<title>{}</title>", xml(text)) };
         let _ = writeln!(self.body, r#"<text class="{class}" x="{x}" y="{y}">{}{title}</text>"#, xml(&shown));
     }
 
-    /// Adds an arrow in the color of one of [`LEGEND`].
-    fn arrow(&mut self, color: &str, (x1, y1): (i32, i32), (x2, y2): (i32, i32)) {
-        let bend = (x2 - x1) / 2;
-        let (c1, c2) = (x1 + bend, x2 - bend);
-        let _ = writeln!(
-            self.body,
-            r#"<path class="way {color}" d="M{x1} {y1}C{c1} {y1} {c2} {y2} {x2} {y2}" marker-end="url(#to-{color})"/>"#
-        );
-    }
-
-    /// Adds a label on an arrow, centered, with at most `limit` characters.
-    fn tag(&mut self, (x, y): (i32, i32), text: &str, limit: usize) {
-        // The average width of a character of a proportional font at 12 px is less than 6.4 px.
-        let width = 64 * i32::try_from(shortened(text, limit).chars().count()).unwrap_or_default() / 10 + 16;
-        self.area("tag", (x - width / 2, y - 10), (width, 20), 10);
-        self.text("tagged mid", (x, y + 4), text, limit);
-    }
-
-    /// Returns the document.
-    fn finish(self, title: &str, height: i32) -> String {
-        let mut markers = String::new();
-        for (color, _) in LEGEND {
-            let _ = writeln!(
-                markers,
-                r#"<marker id="to-{color}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" orient="auto-start-reverse"><path class="f-{color}" d="M0 1L10 5L0 9z"/></marker>"#
-            );
-        }
-        format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
-             height=\"{height}\" role=\"img\">\n<title>{}</title>\n<style>\n{}</style>\n<defs>\n{markers}</defs>\n\
-             <rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n{}</svg>\n",
-            xml(title),
-            include_str!("picture.css"),
-            self.body
-        )
-    }
-}
-
-/// Shortens text to at most `width` characters.
-fn shortened(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_owned();
-    }
-    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn text_is_shortened() {
-        assert_eq!((shortened("abcd", 4).as_str(), shortened("abcde", 4).as_str()), ("abcd", "abc…"));
+    /// Adds a horizontal arrow in the color of one of [`LEGEND`].
+    fn arrow(&mut self, color: &str, y: usize, from: usize, to: usize) {
+        let _ =
+            writeln!(self.body, r#"<path class="way {color}" d="M{from} {y}H{to}" marker-end="url(#to-{color})"/>"#);
     }
 }

@@ -4,7 +4,7 @@ use super::evaluation::{Evaluation, NOT_IN_CHAIN};
 use super::exclusions::{ContainerTraffic, ExcludedPart, InitContainer, application_containers, covers_everything};
 use super::settings::excluded_ports;
 use crate::cni::{NetConf, RuleFormat};
-use crate::inspect::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
+use crate::inspect::subject::Subject;
 use crate::inspect::terminal::joined;
 use crate::pod::well_known::{
     EXCLUDE_CONTAINERS, EXCLUDE_DESTINATION_PORTS, EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_PORTS,
@@ -74,7 +74,6 @@ pub(super) fn warnings(
         true => all.extend(annotations_for_sidecars(&subject.facts.pod)),
         false => all.extend(not_yet_injected(subject)),
     }
-    all.extend(unknown_configuration(subject));
     if let Some(redirect) = policy.redirect() {
         all.extend(ranges_without_dns(redirect, policy));
         all.extend(ports_with_captured_dns(redirect, policy));
@@ -87,18 +86,6 @@ pub(super) fn warnings(
     all.extend(addresses_of_services(subject, policy));
     all.extend(sub_plugins::ignored(&subject.facts));
     all
-}
-
-/// Warns about a report that does not use the whole configuration of the pod's node.
-fn unknown_configuration(subject: &Subject) -> Option<Warning> {
-    let ConfigurationOrigin { source, reason, .. } = &subject.origin;
-    let reason = reason.as_ref()?;
-    let what = match source {
-        ConfigurationSource::BuiltIn => "built-in defaults, not the node's configuration",
-        _ => "only a part of the node's configuration",
-    };
-    let next = "use kubectl detour explain, run the command on the pod's node, or add --config FILE";
-    Some(Warning::new("unknown-configuration", format!("the report uses {what}: {reason}"), next))
 }
 
 /// The annotations that exclude destinations in every mode of the mesh, each with that of Istio for sidecars.
@@ -134,32 +121,28 @@ fn not_yet_injected(subject: &Subject) -> Option<Warning> {
 
 /// Warns about an application that runs as an excluded ID, or as the proxy's.
 fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
-    let excluded = policy.exclusions.iter().filter(|e| covers_everything(e) && e.owner != TrafficOwner::Any);
-    let applications = || containers.iter().filter(|container| !container.ends_before);
-    let owned = |e: &Exclusion| applications().filter(|container| container.is_owned_by(e.owner)).collect::<Vec<_>>();
-    let pairs = excluded.flat_map(|e| owned(e).into_iter().map(move |container| (e, container)));
-    let warning = |name: &str, runs_as: String, next: String| {
-        let what = format!("container {name} runs as {runs_as}: all traffic that it sends bypasses the mesh");
-        Warning::new("excluded-with-application", what, next)
-    };
-    let as_excluded = pairs.map(|(exclusion, container)| {
+    let warning = |container: &ContainerTraffic<'_>| {
         let name = container.name();
-        let id = match exclusion.owner {
-            TrafficOwner::Gid(_) => format!("GID {}", container.gid().unwrap_or_default()),
-            TrafficOwner::Uid(_) | TrafficOwner::Any => format!("UID {}", container.uid().unwrap_or_default()),
+        let of_ids = policy.exclusions.iter().filter(|e| covers_everything(e) && e.owner != TrafficOwner::Any);
+        let owner = of_ids.map(|e| e.owner).find(|owner| container.is_owned_by(*owner));
+        let (runs_as, next) = if let Some(owner) = owner {
+            let id = match owner {
+                TrafficOwner::Gid(_) => format!("GID {}", container.gid().unwrap_or_default()),
+                TrafficOwner::Uid(_) | TrafficOwner::Any => format!("UID {}", container.uid().unwrap_or_default()),
+            };
+            let next = format!(
+                "{}, exclude only some ports of this ID (detour.io/exclude-outbound-ports-for-uids), or run {name} as \
+                 another ID",
+                exclude_by_name(containers, owner)
+            );
+            (format!("{id}, which is excluded"), next)
+        } else {
+            (format!("{}, as istio-proxy does", container.proxys_id(policy)?), format!("run {name} as another ID"))
         };
-        let by_name = exclude_by_name(containers, exclusion.owner);
-        let next = format!(
-            "{by_name}, exclude only some ports of this ID (detour.io/exclude-outbound-ports-for-uids), or run {name} as \
-             another ID"
-        );
-        warning(name, format!("{id}, which is excluded"), next)
-    });
-    let as_proxy = applications().filter(|container| !container.is_excluded_by_id(policy)).filter_map(|container| {
-        let (name, id) = (container.name(), container.proxys_id(policy)?);
-        Some(warning(name, format!("{id}, as istio-proxy does"), format!("run {name} as another ID")))
-    });
-    as_excluded.chain(as_proxy).collect()
+        let what = format!("container {name} runs as {runs_as}: all traffic that it sends bypasses the mesh");
+        Some(Warning::new("excluded-with-application", what, next))
+    };
+    containers.iter().filter(|container| !container.ends_before).filter_map(warning).collect()
 }
 
 /// Returns the hint to exclude the init containers that run as `owner` by their names. The exclusion of the ID is

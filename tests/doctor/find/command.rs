@@ -87,11 +87,9 @@ impl<'a> Scene<'a> {
 fn rules_accepts_a_pod_by_name_container_pid_or_path() {
     scene(|node| {
         let scene = Scene::new(node);
-        for selector in [
-            &["-n", "shop", "web-0", "--config", &scene.conf][..],
-            &["--pod-uid", &scene.pod.uid],
-            &["--container", &scene.pod.sandbox[..40]],
-        ] {
+        for selector in
+            [&["-n", "shop", "web-0", "--config", &scene.conf][..], &["--container", &scene.pod.sandbox[..40]]]
+        {
             let report = scene.json(&[&["rules"], selector].concat());
             assert_eq!((&report["as_asked"], &report["dialect"]), (&json!(true), &json!("nftables")), "{report}");
             assert_eq!(report["netns"], json!(node.root.join("run/netns").join(&scene.pod.sandbox)));
@@ -127,7 +125,6 @@ fn trace_uses_the_live_rules_of_the_pod() {
         let packet = ["--from", "uid=1000", "--to", "198.51.100.7:443/tcp"];
         for selector in [
             &["--live", "-n", "shop", "web-0", "--config", &scene.conf][..],
-            &["--pod-uid", &scene.pod.uid],
             &["--container", &scene.pod.sandbox],
             &["--pid", &scene.pod.pause.pid().to_string()],
             &["--netns", &scene.pod.sandbox],
@@ -152,7 +149,6 @@ fn on_another_machine_the_command_for_the_pods_node_is_printed() {
         scene.refused(&[&["trace", "--live"], &away[..], &packet].concat(), &[&there[..], &[question]].concat());
         scene
             .refused(&["rules", "-n", "shop", "host", "--config", &scene.conf], &["pod shop/host", "spec.hostNetwork"]);
-        scene.refused(&["rules", "--pod-uid", &uid()], &["not found on this node"]);
         scene.refused(&["rules", "--container", &"e".repeat(64)], &["container eee", "not found on this node"]);
     });
 }

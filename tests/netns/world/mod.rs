@@ -286,7 +286,7 @@ impl World {
     pub(crate) fn traced(&self, from: impl Into<Sender>, protocol: Protocol, to: SocketAddr) -> Trace {
         let rules = self.live_rules();
         let to = Destination { address: to, protocol: protocol.into() };
-        trace(&rules.view(), from.into(), to, &rules.addresses, "eth0")
+        trace(&rules.view(), (from.into(), None), to, &rules.addresses, "eth0")
     }
 
     /// Returns the path of the pod's network namespace.
