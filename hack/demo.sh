@@ -253,8 +253,8 @@ serve() {
         <&4 >"$scene/$label.ready" 2>"$scene/$label.log" 3>&- 4<&- &
     disown
     exec 4<&-
-    read -r -t 10 ready <"$scene/$label.ready" || true
-    [[ $ready == ready ]] || die "servers in network namespace $netns: not ready within 10 s: $(<"$scene/$label.log")"
+    read -r -t 60 ready <"$scene/$label.ready" || true
+    [[ $ready == ready ]] || die "servers in network namespace $netns: not ready within 60 s: $(<"$scene/$label.log")"
 }
 
 start_outside() {
@@ -307,9 +307,11 @@ declare -A ended=()
 
 # row NETNS SENDER UID LABEL PROTOCOL TO EXPECTED: sends one message. Prints a row with -v, and if it is wrong.
 row() {
-    local netns=$1 sender=$2 uid=$3 label=$4 protocol=$5 to=$6 expected=$7 answer seen verdict
-    # Servers answer at once: a message that is lost would only delay the demo.
-    answer=$(ip netns exec "$netns" "$probe" send --timeout-ms 1000 --uid "$uid" --gid "$uid" "$protocol:$to" 3>&-) || true
+    local netns=$1 sender=$2 uid=$3 label=$4 protocol=$5 to=$6 expected=$7 timeout=60000 answer seen verdict
+    # A message that is lost would only delay the demo.
+    [[ $expected != lost ]] || timeout=1000
+    answer=$(ip netns exec "$netns" "$probe" send --timeout-ms "$timeout" --uid "$uid" --gid "$uid" "$protocol:$to" 3>&-) ||
+        true
     seen=$(destination "$answer" "$to")
     sent=$((sent + 1))
     ended["$phase $sender $label $to"]=$seen

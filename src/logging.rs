@@ -1,10 +1,10 @@
 //! Logging of a plugin call: lines of `key=value` pairs on stderr and in a file, with limits so that untrusted input
 //! cannot fill a disk. stdout is reserved for the CNI result.
 
-use crate::cni::LogLevel;
 use crate::printable;
 use crate::streams::Stderr;
 use crate::trusted_file::append_below;
+use k8s_openapi::jiff::Timestamp;
 use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
@@ -16,8 +16,6 @@ use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
-use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 /// The directory of log files. Other paths are refused, since the author of a configuration could append to any file
 /// of the node.
@@ -40,27 +38,28 @@ const MAX_EVENT_CHARACTERS: usize = 400;
 ///
 /// If the file can't be opened or its path is not accepted ([`check_log_file`]), a warning on stderr is logged: neither
 /// a full disk nor a path that an earlier version accepted may prevent pods from starting.
-pub fn start(level: LogLevel, file: Option<&Path>, context: &[(&'static str, &str)], call: Option<&CallEvents>) {
-    let level = match level {
-        LogLevel::Off => LevelFilter::OFF,
-        LogLevel::Error => LevelFilter::ERROR,
-        LogLevel::Warn => LevelFilter::WARN,
-        LogLevel::Info => LevelFilter::INFO,
-        LogLevel::Debug => LevelFilter::DEBUG,
+pub fn start(level: LevelFilter, file: Option<&Path>, context: &[(&str, &str)], call: Option<&CallEvents>) {
+    let open = |path| {
+        check_log_file(path).map_err(io::Error::other)?;
+        append_below(Path::new(DIRECTORY), path)
     };
-    let opened = file.filter(|_| level != LevelFilter::OFF).map(|path| {
-        let opened = check_log_file(path).map_err(io::Error::other);
-        opened.and_then(|()| append_below(Path::new(DIRECTORY), path)).map_err(|error| (path, error))
-    });
-    let (file, failure) = match opened.transpose() {
+    let path = file.filter(|_| level != LevelFilter::OFF);
+    let (file, failure) = match path.map(open).transpose() {
         Ok(file) => (file, None),
-        Err(failure) => (None, Some(failure)),
+        Err(error) => (None, path.map(|path| (path, error))),
     };
-    let context = context.iter().map(|(key, value)| (*key, (*value).to_owned())).collect();
-    let log = Log { level, context, file, call: call.cloned() };
+    let log = Log { level, context: pairs(context), file, call: call.cloned() };
     if let (Ok(()), Some((path, error))) = (tracing::subscriber::set_global_default(log), failure) {
         tracing::warn!(file = %path.display(), %error, "can't open log_file; logging to stderr only");
     }
+}
+
+/// Returns the pairs that have a value.
+fn pairs(context: &[(&str, &str)]) -> String {
+    let mut pairs = String::new();
+    let with_value = context.iter().filter(|(_, value)| !value.is_empty());
+    with_value.for_each(|(key, value)| add_pair(&mut pairs, key, value, MAX_CONTEXT_BYTES));
+    pairs
 }
 
 /// Checks that the plugin may append its log to this file.
@@ -93,7 +92,7 @@ fn add_pair(line: &mut String, key: &str, value: &str, room: usize) {
 struct Log {
     level: LevelFilter,
     /// The pairs at the end of each line.
-    context: Vec<(&'static str, String)>,
+    context: String,
     file: Option<File>,
     call: Option<CallEvents>,
 }
@@ -109,17 +108,9 @@ impl Log {
     }
 
     fn line(&self, level: Level, fields: &EventFields) -> String {
-        let mut line = "time=".to_owned();
-        // Writing to a string can't fail.
-        let _ = SystemTime.format_time(&mut Writer::new(&mut line));
-        line += &format!(" level={}", level.as_str().to_ascii_lowercase());
+        let mut line = format!("time={:.6} level={}", Timestamp::now(), level.as_str().to_ascii_lowercase());
         add_pair(&mut line, "msg", &fields.message, MAX_MESSAGE_BYTES);
-        line += &fields.others;
-        for (key, value) in self.context.iter().filter(|(_, value)| !value.is_empty()) {
-            add_pair(&mut line, key, value, MAX_CONTEXT_BYTES);
-        }
-        line.push('\n');
-        line
+        [&line, &fields.others, &self.context, "\n"].concat()
     }
 }
 
@@ -145,6 +136,7 @@ impl Subscriber for Log {
             let _ = self.file.as_ref().map(|mut file| file.write_all(line.as_bytes()));
         }
     }
+
     fn new_span(&self, _: &Attributes<'_>) -> Id {
         Id::from_u64(1)
     }
@@ -160,8 +152,7 @@ impl Subscriber for Log {
 
 /// Returns whether an event is this crate's, not a dependency's.
 fn is_own(metadata: &Metadata<'_>) -> bool {
-    let own = env!("CARGO_PKG_NAME").split('-').next().unwrap_or_default();
-    metadata.target().starts_with(own)
+    metadata.target().starts_with("detour")
 }
 
 /// The message and the other fields of an event.
@@ -176,15 +167,12 @@ struct EventFields {
 impl Visit for EventFields {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
-            "message" => value.clone_into(&mut self.message),
-            name => {
-                if name == "facts" {
-                    value.clone_into(&mut self.facts);
-                }
-                let room = MAX_FIELDS_BYTES.saturating_sub(self.others.len());
-                add_pair(&mut self.others, name, value, room);
-            }
+            "message" => return value.clone_into(&mut self.message),
+            "facts" => value.clone_into(&mut self.facts),
+            _ => {}
         }
+        let room = MAX_FIELDS_BYTES.saturating_sub(self.others.len());
+        add_pair(&mut self.others, field.name(), value, room);
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
@@ -202,19 +190,23 @@ fn cut(value: &str, room: usize) -> Cow<'_, str> {
     end.map_or(Cow::Borrowed(value), |(end, _)| Cow::Owned(format!("{}…", &value[..end])))
 }
 
-/// The warnings and the source of facts from the events of one call, at any log level, and the number of its lines.
-#[derive(Debug, Clone, Default)]
-pub struct CallEvents(Arc<Mutex<CollectedEvents>>);
-
+/// What the events of one call tell, at any log level.
 #[derive(Debug, Default)]
-struct CollectedEvents {
-    warnings: Vec<String>,
-    facts: String,
+pub struct Collected {
+    /// The first warnings.
+    pub warnings: Vec<String>,
+    /// The source of facts: the field `facts` of an event. A source other than the agent takes precedence.
+    pub facts: String,
+    /// The number of lines that are limited.
     lines: usize,
 }
 
+/// Collects the events of one call, and limits its lines.
+#[derive(Debug, Clone, Default)]
+pub struct CallEvents(Arc<Mutex<Collected>>);
+
 impl CallEvents {
-    fn lock(&self) -> MutexGuard<'_, CollectedEvents> {
+    fn lock(&self) -> MutexGuard<'_, Collected> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -240,24 +232,15 @@ impl CallEvents {
         events.lines <= MAX_LINES
     }
 
-    /// Logs how many lines were dropped, if any, and resets the counter.
-    pub fn finish(&self) {
-        let dropped = mem::take(&mut self.lock().lines).saturating_sub(MAX_LINES);
+    /// Returns what was collected, and logs how many lines were dropped, if any.
+    #[must_use]
+    pub fn finish(&self) -> Collected {
+        let collected = mem::take(&mut *self.lock());
+        let dropped = collected.lines.saturating_sub(MAX_LINES);
         if dropped > 0 {
             tracing::warn!("{dropped} log lines of this call dropped: limit of {MAX_LINES} lines reached");
         }
-    }
-
-    /// Returns the first warnings, at most `MAX_EVENTS`.
-    #[must_use]
-    pub fn warnings(&self) -> Vec<String> {
-        self.lock().warnings.clone()
-    }
-
-    /// Returns the source of facts: the field `facts` of an event. A source other than the agent takes precedence.
-    #[must_use]
-    pub fn facts(&self) -> String {
-        self.lock().facts.clone()
+        collected
     }
 }
 
@@ -276,14 +259,14 @@ mod tests {
 
     #[test]
     fn context_without_a_value_is_omitted() {
-        let context = [("network", "n"), ("pod", "")].map(|(key, value)| (key, value.to_owned())).into();
+        let context = pairs(&[("network", "n"), ("pod", "")]);
         let line = Log { context, ..log(LevelFilter::INFO, None) }.line(Level::INFO, &EventFields::default());
         assert!(line.ends_with(" level=info msg=\"\" network=n\n"), "{line}");
     }
 
     #[test]
     fn long_values_are_truncated_and_the_context_stays() {
-        let log = Log { context: vec![("pod", "shop/web-0".to_owned())], ..log(LevelFilter::INFO, None) };
+        let log = Log { context: pairs(&[("pod", "shop/web-0")]), ..log(LevelFilter::INFO, None) };
         for value in ["a", "ä b", "\u{1b}", "\n", "\u{10ffff}", "\""] {
             let mut fields = EventFields { message: value.repeat(100_000), ..EventFields::default() };
             let room = MAX_FIELDS_BYTES;
@@ -297,7 +280,7 @@ mod tests {
     }
 
     fn log(level: LevelFilter, call: Option<CallEvents>) -> Log {
-        Log { level, context: Vec::new(), file: None, call }
+        Log { level, context: String::new(), file: None, call }
     }
 
     #[test]
@@ -329,8 +312,9 @@ mod tests {
             tracing::debug!(facts = "agent", "answered");
             (0..20).for_each(|_| tracing::warn!("{}", "long ".repeat(1000)));
         });
-        assert_eq!(call.facts(), "api");
-        assert_eq!((call.warnings()[0].as_str(), call.warnings().len()), ("look 1 why=so", MAX_EVENTS));
-        assert!(call.warnings().iter().all(|warning| warning.len() <= MAX_EVENT_CHARACTERS));
+        let Collected { warnings, facts, .. } = call.finish();
+        assert_eq!(facts, "api");
+        assert_eq!((warnings[0].as_str(), warnings.len()), ("look 1 why=so", MAX_EVENTS));
+        assert!(warnings.iter().all(|warning| warning.len() <= MAX_EVENT_CHARACTERS));
     }
 }

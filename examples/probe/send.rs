@@ -16,7 +16,7 @@ pub(crate) struct Send {
     #[command(flatten)]
     user: User,
     /// How long to wait for the answer
-    #[arg(long, default_value_t = 20_000)]
+    #[arg(long, default_value_t = 60_000)]
     timeout_ms: u64,
     /// Where to: tcp:ADDR:PORT or udp:ADDR:PORT
     to: Endpoint,

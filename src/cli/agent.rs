@@ -12,12 +12,12 @@ use detour_cni::agent::{
     DaemonSet, Installation, Job, Metrics, OnExit, PluginToken, PodSettings, RepairMode, Services, run, run_tasks,
 };
 use detour_cni::cluster::{Api, ObjectRef};
-use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use detour_cni::pod::PodRef;
 use detour_cni::trusted_file::read_trusted;
 use std::cell::RefCell;
 use std::net::SocketAddr;
+use tracing::level_filters::LevelFilter;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -81,7 +81,7 @@ impl AgentArguments {
     }
 
     async fn keep(&self) -> Result<()> {
-        logging::start(LogLevel::Info, None, &[], None);
+        logging::start(LevelFilter::INFO, None, &[], None);
         let node = self.install.node()?;
         tracing::info!("{}", self.install.describe_platform(&node));
         let program = program_digest()?;

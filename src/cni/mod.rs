@@ -19,8 +19,8 @@ pub use names::{
 };
 pub use netconf::{
     ALLOW, AUTO_DIALECT, BlockBounds, Bounds, CNI_CONF_DIR, DEFAULT_AGENT_PREFIXES, DefaultNetwork, GLOBAL_NAMESPACE,
-    GROUP_FILE, Kubernetes, LogLevel, NetConf, NetworkName, NetworkStatus, ONLY_INLINED, OUTSIDE_BOUNDS, OWN_LIST,
-    OWN_TYPES, OutsideBounds, POD_ANNOTATIONS, PROGRAM, Primary, REQUEST, RuleFormat, SUB_PLUGINS, SYSTEM_NAMESPACE,
+    GROUP_FILE, Kubernetes, NetConf, NetworkName, NetworkStatus, ONLY_INLINED, OUTSIDE_BOUNDS, OWN_LIST, OWN_TYPES,
+    OutsideBounds, POD_ANNOTATIONS, PROGRAM, Primary, REQUEST, RuleFormat, SUB_PLUGINS, SYSTEM_NAMESPACE,
     ValidAttachment, configuration, has_only_inlined, is_configuration_file, unknown_key,
 };
 pub use node_conf::{NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NodeConf, primary_in_attachment};

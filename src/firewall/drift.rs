@@ -1,16 +1,15 @@
 //! Drift: how live rules differ from desired ones, in words, for both rule formats; and the rules of other tools in
 //! the built-in chains.
 
-use super::foreign::AttachedAt;
-use super::live::{LiveRule, LiveRuleset};
-use super::native::live::{NativeLiveChain, NativeLiveTables, are_equal, native_text};
-use super::native::rule::{EXCLUSIONS_NAT_PRIORITY, NativeChain, NativeRule, NativeTable, NativeTables};
+use super::foreign::{AttachedAt, LiveRule};
+use super::live::LiveRuleset;
+use super::native::live::{NativeLiveChain, NativeLiveTables, are_equal};
+use super::native::rule::{EXCLUSIONS_NAT_PRIORITY, NativeChain, NativeTable, NativeTables, TableId};
 use super::plan::MAX_COMPARED_PAIRS;
 use super::redirections::Diversion;
-use super::rule::{Family, Hook, Name, Rule, Ruleset, Table};
+use super::rule::{Family, Hook, Name, Rule, Table};
+use super::ruleset::{Ruleset, common_subsequence};
 use super::step::priority_of;
-use super::subsequence::common_subsequence;
-use super::view::TableId;
 use crate::cni::RuleFormat;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -29,10 +28,9 @@ pub struct RuleAt {
 impl fmt::Display for RuleAt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { table, chain, rule } = self;
-        match (rule.is_empty(), table) {
-            (true, _) => write!(f, "{} chain {chain}", table.place()),
-            (false, TableId::Iptables(..)) => write!(f, "{} -A {chain} {rule}", table.place()),
-            (false, TableId::Native(_)) => write!(f, "{} {chain} {rule}", table.place()),
+        match rule.as_str() {
+            "" => write!(f, "{} chain {chain}", table.place()),
+            rule => f.write_str(&table.rule_text(chain, rule)),
         }
     }
 }
@@ -98,21 +96,18 @@ impl TableDrift {
     }
 
     /// Adds the differences of a chain: of the rules that the two lists don't have in common and in the same order, those
-    /// in both are moved. `live` is `None` for a rule that detour would not write; `text` is called with its index.
-    fn rules<R: PartialEq + ToString>(
-        &mut self,
-        chain: &str,
-        live: &[Option<&R>],
-        desired: &[R],
-        text: impl Fn(usize) -> String,
-    ) {
-        let is_common = |a: usize, b: usize| live[a] == Some(&desired[b]);
+    /// in both are moved.
+    fn rules<'a>(&mut self, chain: &str, live: impl IntoIterator<Item = &'a LiveRule>, desired: &[Rule]) {
+        let live: Vec<&LiveRule> = live.into_iter().collect();
+        let is_common = |a: usize, b: usize| live[a].rule.as_ref() == Ok(&desired[b]);
         let common = common_subsequence(live.len(), desired.len(), MAX_COMPARED_PAIRS, is_common);
         let (in_live, in_desired): (HashSet<usize>, HashSet<usize>) = common.into_iter().unzip();
-        let others: Vec<String> = (0..live.len()).filter(|at| !in_live.contains(at)).map(text).collect();
+        let others = (0..live.len()).filter(|at| !in_live.contains(at));
+        let others: Vec<String> = others.map(|at| live[at].text(self.table)).collect();
         let mut unpaired: HashMap<&str, usize> = HashMap::new();
         others.iter().for_each(|rule| *unpaired.entry(rule).or_default() += 1);
-        for rule in (0..desired.len()).filter(|at| !in_desired.contains(at)).map(|at| desired[at].to_string()) {
+        for at in (0..desired.len()).filter(|at| !in_desired.contains(at)) {
+            let rule = self.table.text_of(&desired[at]);
             let is_present = take(&mut unpaired, &rule);
             self.rule(if is_present { DriftKind::Moved } else { DriftKind::Missing }, chain, rule);
         }
@@ -138,7 +133,7 @@ pub fn foreign_rules(live: &LiveRuleset, desired: &Ruleset) -> Vec<RuleAt> {
         let is_ours = |rule: &LiveRule| ours.is_some_and(|ours| rule.is_of(ours, hook));
         let foreign = chain.rules.iter().filter(|rule| !is_ours(rule));
         let table = TableId::Iptables(family, table);
-        found.extend(foreign.map(|rule| RuleAt { table, chain: name.to_owned(), rule: rule.to_string() }));
+        found.extend(foreign.map(|rule| RuleAt { table, chain: name.to_owned(), rule: rule.text(table) }));
     }
     found
 }
@@ -155,15 +150,11 @@ pub(super) fn iptables_drift(live: &LiveRuleset, desired: &Ruleset) -> Vec<Drift
         missing.for_each(|(chain, _)| drift.chain(DriftKind::Missing, chain));
         for hook in Hook::ALL {
             let live = live.rules(*family, *table, hook.chain()).iter();
-            let ours: Vec<&LiveRule> = live.filter(|rule| rule.is_of(desired, Some(hook))).collect();
             let rules = desired.hooks.get(&hook).map_or(&[][..], Vec::as_slice);
-            let live: Vec<Option<&Rule>> = ours.iter().map(|rule| rule.rule.as_ref().ok()).collect();
-            drift.rules(hook.chain(), &live, rules, |at| ours[at].to_string());
+            drift.rules(hook.chain(), live.filter(|rule| rule.is_of(desired, Some(hook))), rules);
         }
         for (chain, rules) in &desired.chains {
-            let all = live.rules(*family, *table, chain);
-            let live: Vec<Option<&Rule>> = all.iter().map(|rule| rule.rule.as_ref().ok()).collect();
-            drift.rules(chain, &live, rules, |at| all[at].to_string());
+            drift.rules(chain, live.rules(*family, *table, chain), rules);
         }
         found.extend(drift.found);
     }
@@ -230,8 +221,7 @@ fn native_differences(
         if live.hook != Ok(chain.hook) {
             drift.chain(DriftKind::OtherHook, name);
         }
-        let rules: Vec<Option<&NativeRule>> = live.rules.iter().map(Option::as_ref).collect();
-        drift.rules(name, &rules, &chain.rules, |at| native_text(rules[at]));
+        drift.rules(name, &live.rules, &chain.rules);
     }
     let is_extra = |name: &&String| !desired.contains_key(name.as_str());
     live.keys().filter(is_extra).for_each(|name| drift.chain(DriftKind::Extra, name));

@@ -2,12 +2,11 @@
 //! `nft_do_chain`), and finds where it arrives.
 
 use super::native::GUARD_PREFIX;
-use super::native::rule::{BaseHook, NativeTable};
+use super::native::rule::{BaseHook, NativeTable, TableId};
 use super::packet::{Packet, Sender};
 use super::redirections::CAPTURED_BY_ISTIO_CNI;
-use super::rule::{Hook, Table, is_redirection_chain};
-use super::target::Target;
-use super::view::{RuleView, RulesetView, TableId};
+use super::rule::{Hook, Table, Target, is_redirection_chain};
+use super::view::{RuleView, RulesetView};
 use serde::Serialize;
 use std::fmt;
 
@@ -94,21 +93,9 @@ pub struct Hop {
     pub rule: String,
     /// The action: `jumps to CHAIN`, `returns`, `accepts`, `redirects to port 15001`, ….
     pub then: String,
+    /// How the packet leaves the table or the chain because of the rule; `None` if it does not.
     #[serde(skip)]
-    effect: HopEffect,
-}
-
-/// The effect of a rule on where the packet arrives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum HopEffect {
-    /// No effect by itself.
-    None,
-    /// The evaluation of the table or the chain ends, and the destination stays the same.
-    Accepted,
-    /// The destination can't change any more.
-    Fixed,
-    /// The packet is dropped, or arrives elsewhere.
-    Diverted,
+    end: Option<End>,
 }
 
 /// How a packet left a table.
@@ -182,16 +169,16 @@ impl RulesetView {
 /// Returns the index of the rule that redirected, dropped or excluded the packet, or else of the last rule that ended its
 /// evaluation in a table.
 fn decisive_hop(hops: &[Hop], end: End) -> Option<usize> {
-    let last = |effect: HopEffect| hops.iter().rposition(|hop| hop.effect == effect);
+    let ends = |hop: &Hop| hop.end == Some(end);
     match end {
         // A packet that is accepted in raw still passes nat.
         End::Continue => {
             let decides = |hop: &&Hop| !hop.table.ends_with(Table::Raw.name()) && !hop.chain.starts_with(GUARD_PREFIX);
-            hops.iter().rposition(|hop| hop.effect == HopEffect::Accepted && decides(&hop))
+            hops.iter().rposition(|hop| ends(hop) && decides(&hop))
         }
         // The rule that selected the packet for the chain that fixes its destination.
-        End::Direct => last(HopEffect::Fixed).map(|index| index.saturating_sub(1)),
-        End::Dropped | End::Rejected | End::Redirected(_) | End::Tproxied(_) => last(HopEffect::Diverted),
+        End::Direct => hops.iter().rposition(ends).map(|index| index.saturating_sub(1)),
+        End::Dropped | End::Rejected | End::Redirected(_) | End::Tproxied(_) => hops.iter().rposition(ends),
     }
 }
 
@@ -271,8 +258,8 @@ impl Walk<'_> {
         self.packet.redirect(port);
         let (table, chain) = redirection.chain(hook);
         let (rule, then) = (CAPTURED_BY_ISTIO_CNI.to_owned(), format!("redirects to port {port}"));
-        let (hook, effect) = (hook.chain(), HopEffect::Diverted);
-        self.hops.push(Hop { table, hook, chain: chain.to_owned(), rule, then, effect });
+        let (hook, end) = (hook.chain(), Some(End::Redirected(port)));
+        self.hops.push(Hop { table, hook, chain: chain.to_owned(), rule, then, end });
         Some(port)
     }
 
@@ -310,17 +297,14 @@ impl Walk<'_> {
             return RuleEffect::Continue;
         }
         let (then, verdict) = self.packet.apply(&native.target);
-        let effect = match verdict {
-            RuleEffect::Continue | RuleEffect::Jump(_) | RuleEffect::Goto(_) => HopEffect::None,
-            RuleEffect::Return | RuleEffect::End(End::Continue) => HopEffect::Accepted,
-            RuleEffect::End(End::Direct) => HopEffect::Fixed,
-            RuleEffect::End(End::Dropped | End::Rejected | End::Redirected(_) | End::Tproxied(_)) => {
-                HopEffect::Diverted
-            }
+        let end = match verdict {
+            RuleEffect::Continue | RuleEffect::Jump(_) | RuleEffect::Goto(_) => None,
+            RuleEffect::Return => Some(End::Continue),
+            RuleEffect::End(end) => Some(end),
         };
         let table = table.name();
         let (chain, rule) = (chain.to_owned(), rule.text.clone());
-        self.hops.push(Hop { table, hook: hook.chain(), chain, rule, then, effect });
+        self.hops.push(Hop { table, hook: hook.chain(), chain, rule, then, end });
         verdict
     }
 }

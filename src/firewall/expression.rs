@@ -2,6 +2,7 @@
 //! and read back. Reading is strict: an expression with any other field than detour writes is unknown, because rules
 //! that are equal as values must be equal in the kernel.
 
+use super::rule::Target;
 use crate::netlink::attributes::{self, Attributes, find, find_be32, find_be64, find_text};
 
 /// `NFTA_LIST_ELEM`.
@@ -36,51 +37,37 @@ const SOCKET_CGROUP: u32 = 3;
 const ADDRESS_GIVEN: u32 = 1;
 const PORT_GIVEN: u32 = 2;
 
-/// Packet metadata (`enum nft_meta_keys`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(super) enum Meta {
-    /// The packet's mark.
-    Mark = 3,
-    /// The input interface.
-    InInterface = 6,
-    /// The output interface.
-    OutInterface = 7,
-    /// The UID of the sending process, in the user namespace that owns the network namespace.
-    Uid = 10,
-    /// The GID of the sending process.
-    Gid = 11,
-    /// The IP family.
-    Family = 15,
-    /// The transport protocol.
-    Protocol = 16,
+/// Verdicts (linux/netfilter.h, linux/netfilter/nf_tables.h).
+pub(super) const NF_DROP: u32 = 0;
+pub(super) const NF_ACCEPT: u32 = 1;
+const NFT_JUMP: u32 = -3_i32 as u32;
+const NFT_GOTO: u32 = -4_i32 as u32;
+const NFT_RETURN: u32 = -5_i32 as u32;
+
+/// Packet metadata (`enum nft_meta_keys`). UID and GID are those of the sending process, in the user namespace that owns
+/// the network namespace.
+pub(super) mod meta {
+    pub(crate) const MARK: u32 = 3;
+    pub(crate) const IN_INTERFACE: u32 = 6;
+    pub(crate) const OUT_INTERFACE: u32 = 7;
+    pub(crate) const UID: u32 = 10;
+    pub(crate) const GID: u32 = 11;
+    pub(crate) const FAMILY: u32 = 15;
+    pub(crate) const PROTOCOL: u32 = 16;
 }
 
-impl Meta {
-    const ALL: [Self; 7] =
-        [Self::Mark, Self::InInterface, Self::OutInterface, Self::Uid, Self::Gid, Self::Family, Self::Protocol];
-
-    fn from_number(number: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|key| *key as u32 == number)
-    }
+/// A packet's connection tracking data (`enum nft_ct_keys`): the state, one bit for each; the mark of the connection;
+/// the zone in which the connection is looked up.
+pub(super) mod ct {
+    pub(crate) const STATE: u32 = 0;
+    pub(crate) const MARK: u32 = 3;
+    pub(crate) const ZONE: u32 = 17;
 }
 
-/// A packet's connection tracking data (`enum nft_ct_keys`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(super) enum Ct {
-    /// The connection state, one bit for each state.
-    State = 0,
-    /// The mark of the connection.
-    Mark = 3,
-    /// The zone in which the connection is looked up.
-    Zone = 17,
-}
-
-impl Ct {
-    fn from_number(number: u32) -> Option<Self> {
-        [Self::State, Self::Mark, Self::Zone].into_iter().find(|key| *key as u32 == number)
-    }
+/// The header from which an offset counts (`enum nft_payload_bases`): the IP header; the TCP or UDP header.
+pub(super) mod base {
+    pub(crate) const NETWORK: u32 = 1;
+    pub(crate) const TRANSPORT: u32 = 2;
 }
 
 /// A reference to a set.
@@ -90,16 +77,6 @@ pub(super) struct SetName<'a> {
     pub id: u32,
     /// The name; for an anonymous set in a transaction, the pattern for it.
     pub name: &'a str,
-}
-
-/// The header from which an offset counts (`enum nft_payload_bases`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(super) enum Base {
-    /// The IP header.
-    Network = 1,
-    /// The TCP or UDP header.
-    Transport = 2,
 }
 
 /// The verdict of a rule.
@@ -126,12 +103,12 @@ pub(super) struct Extension<'a> {
 /// is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expression<'a> {
-    /// Loads metadata.
-    Meta(Meta),
+    /// Loads this [`meta`]data.
+    Meta(u32),
     /// Loads bytes of the packet.
     Payload {
-        /// The header that contains the bytes.
-        base: Base,
+        /// The header that contains the bytes, a [`base`].
+        base: u32,
         /// The offset of the first byte in the header.
         offset: u32,
         /// The number of bytes.
@@ -159,8 +136,8 @@ pub(super) enum Expression<'a> {
     AtLeast(&'a [u8]),
     /// Continues only if the register is at most this value.
     AtMost(&'a [u8]),
-    /// Loads connection tracking data.
-    Ct(Ct),
+    /// Loads this connection tracking data ([`ct`]).
+    Ct(u32),
     /// Loads the ID of the sending socket's control group at this level: the socket's own one or an ancestor.
     CgroupAt(u8),
     /// Converts the four bytes of the register to network byte order.
@@ -177,9 +154,9 @@ pub(super) enum Expression<'a> {
     /// Loads a constant.
     Constant(&'a [u8]),
     /// Sets metadata to the register.
-    SetMeta(Meta),
+    SetMeta(u32),
     /// Sets connection tracking data to the register.
-    SetCt(Ct),
+    SetCt(u32),
     /// Redirects the packet to the local port in the register.
     Redirect,
     /// Assigns the packet to the listener on the port in the register, for one family (`NFPROTO_…`) or both (0).
@@ -229,9 +206,9 @@ impl<'a> Expression<'a> {
 
     fn write_data<'l>(&self, data: &'l mut Attributes) -> &'l mut Attributes {
         match self {
-            Self::Meta(key) => data.be32(2, *key as u32).be32(1, REGISTER),
+            Self::Meta(key) => data.be32(2, *key).be32(1, REGISTER),
             Self::Payload { base, offset, length } => {
-                data.be32(1, REGISTER).be32(2, *base as u32).be32(3, *offset).be32(4, *length)
+                data.be32(1, REGISTER).be32(2, *base).be32(3, *offset).be32(4, *length)
             }
             Self::Mask(mask) => {
                 let length = u32::try_from(mask.len()).unwrap_or_default();
@@ -244,7 +221,7 @@ impl<'a> Expression<'a> {
             Self::Range { not, from, to } => {
                 put_value(put_value(data.be32(1, REGISTER).be32(2, u32::from(*not)), 3, from), 4, to)
             }
-            Self::Ct(key) => data.be32(2, *key as u32).be32(1, REGISTER),
+            Self::Ct(key) => data.be32(2, *key).be32(1, REGISTER),
             Self::CgroupAt(level) => data.be32(1, SOCKET_CGROUP).be32(2, REGISTER).be32(3, (*level).into()),
             Self::NetworkOrder => {
                 data.be32(1, REGISTER).be32(2, REGISTER).be32(3, HOST_TO_NETWORK).be32(4, 4).be32(5, 4)
@@ -255,8 +232,8 @@ impl<'a> Expression<'a> {
             }
             Self::Counter => data.be64(1, 0).be64(2, 0),
             Self::Constant(bytes) => put_value(data.be32(1, REGISTER), 2, bytes),
-            Self::SetMeta(key) => data.be32(2, *key as u32).be32(3, REGISTER),
-            Self::SetCt(key) => data.be32(2, *key as u32).be32(4, REGISTER),
+            Self::SetMeta(key) => data.be32(2, *key).be32(3, REGISTER),
+            Self::SetCt(key) => data.be32(2, *key).be32(4, REGISTER),
             Self::Redirect => data.be32(1, REGISTER).be32(3, PORT_GIVEN),
             Self::Tproxy(family) => data.be32(1, *family).be32(3, REGISTER),
             Self::DestinationNat(family) => data.be32(1, DESTINATION_NAT).be32(2, *family).be32(3, REGISTER),
@@ -280,109 +257,81 @@ impl<'a> Expression<'a> {
 
     fn read(element: &'a [u8]) -> Option<Self> {
         let data = find(element, DATA).unwrap_or_default();
+        let number = |kind| find_be32(data, kind);
         let value = |kind| find(find(data, kind)?, VALUE);
-        let not = || match find_be32(data, 2) {
-            Some(0) => Some(false),
-            Some(1) => Some(true),
+        let is_absent = |kind| find(data, kind).is_none().then_some(());
+        let absent_or = |kind, value: u32| (number(kind).unwrap_or(value) == value).then_some(());
+        let in_register = |kind| (number(kind)? == REGISTER).then_some(());
+        let not = |operation| match operation {
+            0 => Some(false),
+            1 => Some(true),
             _ => None,
         };
-        let in_register = |kind| (find_be32(data, kind)? == REGISTER).then_some(());
-        let absent_or = |kind, value: u32| (find_be32(data, kind).unwrap_or(value) == value).then_some(());
         Some(match find_text(element, NAME)? {
-            "meta" => {
-                let key = Meta::from_number(find_be32(data, 2)?)?;
-                match find(data, 3) {
-                    None => in_register(1).map(|()| Self::Meta(key))?,
-                    Some(_) => in_register(3).map(|()| Self::SetMeta(key))?,
-                }
-            }
+            "meta" if find(data, 3).is_none() => in_register(1).and(number(2)).map(Self::Meta)?,
+            "meta" => in_register(3).and(number(2)).map(Self::SetMeta)?,
             "ct" => {
-                let key = Ct::from_number(find_be32(data, 2)?)?;
-                match (find(data, 3), find(data, 4)) {
-                    (None, None) => in_register(1).map(|()| Self::Ct(key))?,
-                    (None, Some(_)) => in_register(4).map(|()| Self::SetCt(key))?,
-                    _ => return None,
+                is_absent(3)?;
+                match find(data, 4) {
+                    None => in_register(1).and(number(2)).map(Self::Ct)?,
+                    Some(_) => in_register(4).and(number(2)).map(Self::SetCt)?,
                 }
             }
             "socket" => {
-                in_register(2)?;
-                let level = u8::try_from(find_be32(data, 3)?).ok()?;
-                (find_be32(data, 1)? == SOCKET_CGROUP).then_some(Self::CgroupAt(level))?
+                let level = in_register(2).and(number(3)).and_then(|level| u8::try_from(level).ok())?;
+                (number(1)? == SOCKET_CGROUP).then_some(Self::CgroupAt(level))?
             }
             "byteorder" => {
-                in_register(1).and_then(|()| in_register(2))?;
-                let rest = [find_be32(data, 3)?, find_be32(data, 4)?, find_be32(data, 5)?];
+                let rest = in_register(1).and(in_register(2)).and(Some([number(3)?, number(4)?, number(5)?]))?;
                 (rest == [HOST_TO_NETWORK, 4, 4]).then_some(Self::NetworkOrder)?
             }
             "lookup" => {
-                in_register(2)?;
-                let not = match find_be32(data, 5).unwrap_or_default() {
-                    0 => false,
-                    LOOKUP_INVERTED => true,
-                    _ => return None,
-                };
-                if find(data, 3).is_some() {
-                    return None;
-                }
+                in_register(2).and(is_absent(3))?;
+                let not = not(number(5).unwrap_or_default())?;
                 Self::Lookup { not, set: SetName { id: 0, name: find_text(data, 1)? } }
             }
             "redir" => {
-                in_register(1)?;
-                absent_or(2, REGISTER).and_then(|()| absent_or(3, PORT_GIVEN))?;
-                Self::Redirect
+                in_register(1).and(absent_or(2, REGISTER)).and(absent_or(3, PORT_GIVEN)).map(|()| Self::Redirect)?
             }
-            "tproxy" => {
-                in_register(3)?;
-                if find(data, 2).is_some() {
-                    return None;
-                }
-                Self::Tproxy(find_be32(data, 1)?)
-            }
+            "tproxy" => in_register(3).and(is_absent(2)).and(number(1)).map(Self::Tproxy)?,
             "nat" => {
-                in_register(3).and_then(|()| absent_or(4, REGISTER)).and_then(|()| absent_or(7, ADDRESS_GIVEN))?;
-                let ports = find(data, 5).or_else(|| find(data, 6));
-                if find_be32(data, 1)? != DESTINATION_NAT || ports.is_some() {
-                    return None;
-                }
-                Self::DestinationNat(find_be32(data, 2)?)
+                in_register(3).and(absent_or(4, REGISTER)).and(absent_or(7, ADDRESS_GIVEN))?;
+                is_absent(5).and(is_absent(6))?;
+                (number(1)? == DESTINATION_NAT).then_some(Self::DestinationNat(number(2)?))?
             }
             "payload" => {
                 in_register(1)?;
-                let base = find_be32(data, 2)?;
-                let base = [Base::Network, Base::Transport].into_iter().find(|b| *b as u32 == base)?;
-                Self::Payload { base, offset: find_be32(data, 3)?, length: find_be32(data, 4)? }
+                Self::Payload { base: number(2)?, offset: number(3)?, length: number(4)? }
             }
             "bitwise" => {
-                let xor = value(5)?;
-                in_register(1).and_then(|()| in_register(2))?;
+                let xor = in_register(1).and(in_register(2)).and(value(5))?;
                 Self::Mask(value(4).filter(|_| xor.iter().all(|b| *b == 0))?)
             }
             "cmp" => {
-                in_register(1)?;
-                match find_be32(data, 2)? {
-                    AT_LEAST => Self::AtLeast(value(3)?),
-                    AT_MOST => Self::AtMost(value(3)?),
-                    _ => Self::Compare { not: not()?, value: value(3)? },
+                let value = in_register(1).and(value(3))?;
+                match number(2)? {
+                    AT_LEAST => Self::AtLeast(value),
+                    AT_MOST => Self::AtMost(value),
+                    operation => Self::Compare { not: not(operation)?, value },
                 }
             }
             "range" => {
                 in_register(1)?;
-                Self::Range { not: not()?, from: value(3)?, to: value(4)? }
+                Self::Range { not: not(number(2)?)?, from: value(3)?, to: value(4)? }
             }
             "fib" => {
-                in_register(1)?;
-                absent_or(2, FIB_TYPE).and_then(|()| absent_or(3, FIB_DESTINATION))?;
+                in_register(1).and(absent_or(2, FIB_TYPE)).and(absent_or(3, FIB_DESTINATION))?;
                 Self::DestinationType
             }
             "reject" => {
-                let kind = find_be32(data, 1)?;
+                let kind = number(1)?;
                 let code = find(data, 2).and_then(|code| code.first().copied()).unwrap_or_default();
                 Self::Reject(kind, if kind == REJECT_WITH_RESET { 0 } else { code })
             }
             "counter" => Self::Counter,
             "immediate" => match find(find(data, 2)?, VERDICT) {
                 Some(verdict) => Self::Verdict(NftVerdict::read(verdict)?),
-                None => in_register(1).and_then(|()| value(2)).map(Self::Constant)?,
+                None => in_register(1).and(value(2)).map(Self::Constant)?,
             },
             "match" => Self::Match(Extension::read(data)?),
             "target" => Self::Target(Extension::read(data)?),
@@ -409,6 +358,31 @@ pub(super) fn encodes_as(expected: &[Expression<'_>], encode: impl FnOnce(&mut d
 }
 
 impl<'a> NftVerdict<'a> {
+    /// Returns the verdict of a target; `None` if it is none.
+    pub(super) fn of(target: &'a Target) -> Option<Self> {
+        let (code, chain) = match target {
+            Target::Accept => (NF_ACCEPT, None),
+            Target::Return => (NFT_RETURN, None),
+            Target::Drop => (NF_DROP, None),
+            Target::Jump(chain) => (NFT_JUMP, Some(chain.as_ref())),
+            Target::Goto(chain) => (NFT_GOTO, Some(chain.as_ref())),
+            _ => return None,
+        };
+        Some(Self { code, chain })
+    }
+
+    /// Returns the target with this verdict; `None` if detour does not write it.
+    pub(super) fn target(self) -> Option<Target> {
+        match (self.code, self.chain.map(|chain| chain.to_owned().into())) {
+            (NF_ACCEPT, None) => Some(Target::Accept),
+            (NFT_RETURN, None) => Some(Target::Return),
+            (NF_DROP, None) => Some(Target::Drop),
+            (NFT_JUMP, Some(chain)) => Some(Target::Jump(chain)),
+            (NFT_GOTO, Some(chain)) => Some(Target::Goto(chain)),
+            _ => None,
+        }
+    }
+
     fn write<'l>(&self, data: &'l mut Attributes) -> &'l mut Attributes {
         let data = data.be32(VERDICT_CODE, self.code);
         self.chain.iter().fold(data, |data, chain| data.text(VERDICT_CHAIN, chain))

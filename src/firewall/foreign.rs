@@ -2,14 +2,16 @@
 //! packet, in which chain it continues, and whether they apply to TCP in general or to some packets only.
 
 use super::expression::{
-    Base, Ct, DATA, DESTINATION_NAT, LIST_ELEMENT, Meta, NAME, NftVerdict, VERDICT, VERDICT_REGISTER,
+    Counter, DATA, DESTINATION_NAT, LIST_ELEMENT, NAME, NF_DROP, NftVerdict, VERDICT, VERDICT_REGISTER, base, ct, meta,
 };
+use super::native::rule::TableId;
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta};
-use super::rule::{Hook, Is, Match, Rule, protocol_number};
-use super::target::{NF_DROP, Target};
+use super::rule::{Condition, Hook, Rule, Target, protocol_number};
+use super::ruleset::TableRules;
 use crate::netlink::DumpLimit;
-use crate::netlink::attributes::{self, Attributes, find, find_be32, find_text};
+use crate::netlink::attributes::{self, Attributes, find, find_be32, find_be64, find_text};
 use crate::policy::Protocol;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// How much is read of the tables of other tools, all together.
@@ -137,24 +139,21 @@ pub struct Outline {
 }
 
 impl Outline {
-    /// Returns the outline of a rule of detour.
-    pub(super) fn of_rule(rule: &Rule) -> Self {
-        Self { is_narrow: is_narrow(rule), ..Self::of(&rule.target) }
-    }
-
-    /// Returns the outline of a rule with this target and without conditions.
-    pub(super) fn of(target: &Target) -> Self {
-        let effect = match target {
-            Target::Redirect(port) | Target::Tproxy { port, .. } => Effect::ToPort(*port),
+    /// Returns the outline of a rule that detour could write.
+    pub(super) fn of(rule: &Rule) -> Self {
+        let effect = match rule.target {
+            Target::Redirect(port) | Target::Tproxy { port, .. } => Effect::ToPort(port),
             Target::Zone(_) => Effect::Zone,
             Target::Drop => Effect::Drop,
             _ => Effect::Other,
         };
-        let chain = match target {
+        let chain = match &rule.target {
             Target::Jump(chain) | Target::Goto(chain) => Some(chain.to_string()),
             _ => None,
         };
-        Self { effect, chain, ..Self::default() }
+        let tcp = Condition::protocols(&[Protocol::Tcp]);
+        let selects = |condition: &Condition| !condition.not && *condition != tcp;
+        Self { effect, chain, uses_map: false, is_narrow: rule.conditions.iter().any(selects) }
     }
 
     /// Reads the expressions of a rule as the kernel lists them. Unlike [`Expression`](super::expression::Expression), it accepts every expression.
@@ -188,7 +187,7 @@ impl Outline {
                 }
                 "tproxy" => outline.effect = Effect::ToPort(port(3).unwrap_or_default()),
                 "nat" if find_be32(data, 1) == Some(DESTINATION_NAT) => outline.effect = Effect::ToAddress,
-                "ct" if find(data, 4).is_some() && find_be32(data, 2) == Some(Ct::Zone as u32) => {
+                "ct" if find(data, 4).is_some() && find_be32(data, 2) == Some(ct::ZONE) => {
                     outline.effect = Effect::Zone;
                 }
                 "notrack" => outline.effect = Effect::NoTrack,
@@ -216,14 +215,70 @@ impl Outline {
     }
 }
 
+/// A live rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LiveRule {
+    /// The kernel's handle, used to delete the rule or to insert others before it.
+    pub handle: u64,
+    /// The rule, or the outline of one that detour would not write.
+    pub rule: Result<Rule, Outline>,
+    /// The packets and bytes that matched it.
+    pub counter: Counter,
+}
+
+impl LiveRule {
+    /// Reads a rule as the kernel lists it; `decode` returns `None` for expressions that detour would not write.
+    pub(super) fn read(body: &[u8], decode: impl Fn(&[u8]) -> Option<Rule>) -> Option<Self> {
+        let (handle, expressions) =
+            (find_be64(body, nfta::RULE_HANDLE)?, find(body, nfta::RULE_EXPRESSIONS).unwrap_or_default());
+        let rule = decode(expressions).ok_or_else(|| Outline::read(expressions));
+        Some(Self { handle, rule, counter: Counter::read(expressions) })
+    }
+
+    /// Returns what the rule does, without its conditions.
+    pub(super) fn outline(&self) -> Cow<'_, Outline> {
+        match &self.rule {
+            Ok(rule) => Cow::Owned(Outline::of(rule)),
+            Err(outline) => Cow::Borrowed(outline),
+        }
+    }
+
+    /// Reports whether the rule is one of `own` in the built-in chain of `hook`, or enters a chain of `own`.
+    pub(super) fn is_of(&self, own: &TableRules, hook: Option<Hook>) -> bool {
+        let rules = hook.and_then(|hook| own.hooks.get(&hook));
+        self.jump_target().is_some_and(|chain| own.has_chain(chain))
+            || rules.is_some_and(|rules| self.rule.as_ref().is_ok_and(|rule| rules.contains(rule)))
+    }
+
+    /// Returns the chain that the rule jumps to.
+    #[must_use]
+    pub fn jump_target(&self) -> Option<&str> {
+        match &self.rule {
+            Ok(rule) => rule.jump_target(),
+            Err(outline) => outline.chain.as_deref(),
+        }
+    }
+
+    /// Returns a rule of `table` as `iptables-save` or `nft` prints it, without the chain.
+    #[must_use]
+    pub fn text(&self, table: TableId) -> String {
+        match &self.rule {
+            Ok(rule) => table.text_of(rule),
+            Err(_) if matches!(table, TableId::Native(_)) => "(a foreign rule)".to_owned(),
+            Err(Outline { chain: Some(chain), .. }) => format!("(a foreign rule, handle {}) -j {chain}", self.handle),
+            Err(_) => format!("(a foreign rule, handle {})", self.handle),
+        }
+    }
+}
+
 /// Reports whether an expression loads the family or the transport protocol of the packet: as metadata, or from the header
 /// of IPv4 or IPv6 (base 1).
 fn loads_protocol(data: &[u8], name: Option<&str>) -> bool {
     let [first, second, third, fourth] = [1, 2, 3, 4].map(|kind| find_be32(data, kind));
     if name == Some("meta") {
-        first.is_some() && [Meta::Family as u32, Meta::Protocol as u32].map(Some).contains(&second)
+        first.is_some() && [meta::FAMILY, meta::PROTOCOL].map(Some).contains(&second)
     } else {
-        (second, fourth) == (Some(Base::Network as u32), Some(1)) && [Some(9), Some(6)].contains(&third)
+        (second, fourth) == (Some(base::NETWORK), Some(1)) && [Some(9), Some(6)].contains(&third)
     }
 }
 
@@ -259,21 +314,4 @@ fn extension_is_narrow(data: &[u8]) -> bool {
         "mark" => info.get(8) != Some(&1),
         _ => true,
     }
-}
-
-fn is_narrow(rule: &Rule) -> bool {
-    const fn selects<T>(is: &Is<T>) -> bool {
-        !is.not
-    }
-    let by_match = |condition: &Match| match condition {
-        Match::DestinationPort(is) | Match::SourcePort(is) => selects(is),
-        Match::DestinationPorts(is) => selects(is),
-        Match::Uid(is) | Match::Gid(is) => selects(is),
-        Match::Mark(is) => selects(is),
-        Match::CtState(_) | Match::Connmark(_) => true,
-    };
-    rule.protocol == Some(Protocol::Udp)
-        || [&rule.source, &rule.destination].into_iter().flatten().any(selects)
-        || [&rule.in_interface, &rule.out_interface].into_iter().flatten().any(selects)
-        || rule.matches.iter().any(by_match)
 }

@@ -2,76 +2,17 @@
 //! native tables, and of Istio's.
 
 use super::containers::ContainerElement;
-use super::expression::Counter;
-use super::foreign::Outline;
-use super::foreign::{self, AttachedAt, ForeignTables};
+use super::foreign::{self, AttachedAt, ForeignTables, LiveRule};
 use super::iptables;
 use super::native::Rejected;
 use super::native::live::{NativeLiveTables, Sets, add_native_chain, add_native_rule, detach, native_table_of};
 use super::nfnetlink::{NfError, NfSocket, Verb, nfta, retry_changed};
-use super::rule::{Family, Hook, NFPROTO_INET, Rule, Table, TableRules};
-use super::target::Target;
+use super::rule::{Family, NFPROTO_INET, Table, Target};
 use crate::cni;
 use crate::cni::Code;
 use crate::netlink::DumpLimit;
-use crate::netlink::attributes::{Attributes, find, find_be32, find_be64, find_text};
-use std::borrow::Cow;
+use crate::netlink::attributes::{Attributes, find, find_be32, find_text};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// A live rule in a table of iptables.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LiveRule {
-    /// The kernel's handle, used to delete the rule or to insert others before it.
-    pub handle: u64,
-    /// The rule, or the outline of one that detour would not write.
-    pub rule: Result<Rule, Outline>,
-    /// The packets and bytes that matched it.
-    pub counter: Counter,
-}
-
-impl LiveRule {
-    /// Decodes a rule as the kernel lists it.
-    pub(super) fn read(body: &[u8], family: Family) -> Option<Self> {
-        let (handle, expressions) =
-            (find_be64(body, nfta::RULE_HANDLE)?, find(body, nfta::RULE_EXPRESSIONS).unwrap_or_default());
-        let rule = iptables::decode(expressions, family).ok_or_else(|| Outline::read(expressions));
-        Some(Self { handle, rule, counter: Counter::read(expressions) })
-    }
-
-    /// Returns what the rule does, without its conditions.
-    pub(super) fn outline(&self) -> Cow<'_, Outline> {
-        match &self.rule {
-            Ok(rule) => Cow::Owned(Outline::of_rule(rule)),
-            Err(outline) => Cow::Borrowed(outline),
-        }
-    }
-
-    /// Reports whether the rule is one of `own` in the built-in chain of `hook`, or enters a chain of `own`.
-    pub(super) fn is_of(&self, own: &TableRules, hook: Option<Hook>) -> bool {
-        let rules = hook.and_then(|hook| own.hooks.get(&hook));
-        self.jump_target().is_some_and(|chain| own.has_chain(chain))
-            || rules.is_some_and(|rules| self.rule.as_ref().is_ok_and(|rule| rules.contains(rule)))
-    }
-
-    /// Returns the chain that the rule jumps to.
-    #[must_use]
-    pub fn jump_target(&self) -> Option<&str> {
-        match &self.rule {
-            Ok(rule) => rule.jump_target(),
-            Err(outline) => outline.chain.as_deref(),
-        }
-    }
-}
-
-impl std::fmt::Display for LiveRule {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.rule {
-            Ok(rule) => rule.fmt(f),
-            Err(Outline { chain: Some(chain), .. }) => write!(f, "(a foreign rule, handle {}) -j {chain}", self.handle),
-            Err(_) => write!(f, "(a foreign rule, handle {})", self.handle),
-        }
-    }
-}
 
 /// A live chain in a table of iptables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -99,7 +40,7 @@ pub struct LiveRuleset {
     /// The elements of the sets of excluded containers.
     pub containers: Vec<ContainerElement>,
     /// The tables that a process switched off (`flags dormant`), by family and name.
-    dormant: BTreeSet<(u8, String)>,
+    pub(super) dormant: BTreeSet<(u8, String)>,
     /// The tables of other tools with chains that can redirect traffic.
     pub(super) others: ForeignTables,
 }
@@ -217,7 +158,7 @@ impl LiveRuleset {
         let key = table_of(number, find_text(body, nfta::TABLE));
         let chain = key.and_then(|key| self.tables.get_mut(&key)?.get_mut(find_text(body, nfta::RULE_CHAIN)?));
         if let (Some(chain), Some((family, _))) = (chain, key) {
-            chain.rules.extend(LiveRule::read(body, family));
+            chain.rules.extend(LiveRule::read(body, |list| iptables::decode(list, family)));
             return;
         }
         add_native_rule(&mut self.native, sets, number, body);
@@ -233,7 +174,7 @@ impl LiveRuleset {
     #[must_use]
     pub fn native_tproxy_mark(&self) -> Option<u32> {
         let chains = self.native.values().flat_map(BTreeMap::values);
-        chains.flat_map(|chain| chain.rules.iter().flatten()).find_map(|rule| match rule.target {
+        chains.flat_map(|chain| &chain.rules).find_map(|rule| match rule.rule.as_ref().ok()?.target {
             Target::Tproxy { mark, .. } => Some(mark),
             _ => None,
         })

@@ -1,7 +1,6 @@
 //! The first packet of a connection, and whether it meets the conditions of a rule.
 
-use super::native::rule::{Condition, InCgroup, Key, LOCAL, NativeRule, SYN};
-use super::rule::{Family, protocol_number};
+use super::rule::{Condition, Family, InCgroup, Key, LOCAL, NEW, Rule, SYN, protocol_number};
 use crate::policy::{ContainerScope, Protocol};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -108,7 +107,7 @@ impl Packet {
     }
 
     /// Returns whether the packet meets all conditions of a rule.
-    pub(super) fn matches(&self, rule: &NativeRule) -> bool {
+    pub(super) fn matches(&self, rule: &Rule) -> bool {
         rule.family.is_none_or(|family| family == self.family())
             && rule.cgroup.is_none_or(|cgroup| self.is_in(cgroup))
             && rule.conditions.iter().all(|condition| self.meets(condition))
@@ -126,7 +125,7 @@ impl Packet {
     /// xt_owner.c).
     fn meets(&self, condition: &Condition) -> bool {
         if condition.key == Key::CtState {
-            let is_new = condition.values.as_slice().iter().any(|span| span.first & CT_STATE_NEW != 0);
+            let is_new = condition.values.as_slice().iter().any(|span| span.first & NEW != 0);
             return is_new != condition.not;
         }
         let is_in = |value: u128| condition.values.as_slice().iter().any(|s| (s.first..=s.last).contains(&value));
@@ -169,8 +168,6 @@ impl Packet {
 
 /// `RTN_UNICAST`.
 const UNICAST: u128 = 1;
-/// The connection tracking state bit of a new connection (`NF_CT_STATE_BIT`, linux/netfilter/nf_conntrack_common.h).
-const CT_STATE_NEW: u128 = 8;
 
 /// Returns an interface name as native rules compare it: 16 bytes padded with zeros, as a number.
 fn padded(name: &str) -> u128 {

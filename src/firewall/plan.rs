@@ -1,11 +1,12 @@
 //! The smallest changes that lead from live to desired rules in the tables of iptables: correct rules stay, missing
 //! ones are inserted in their place, and only detour's are deleted.
 
-use super::live::{LiveRule, LiveRuleset, LiveTable};
-use super::rule::{Family, Hook, Rule, Ruleset, Table, TableRules};
+use super::foreign::LiveRule;
+use super::live::{LiveRuleset, LiveTable};
+use super::native::rule::TableId;
+use super::rule::{Family, Hook, Rule, Table};
+use super::ruleset::{Ruleset, TableRules, common_subsequence};
 use super::step::{PlannedStep, Step};
-use super::subsequence::common_subsequence;
-use super::view::TableId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 

@@ -6,14 +6,13 @@
 //! istio-cni's rules for a pod in Istio's ambient mesh, which redirect its traffic to ztunnel (istio/istio,
 //! `cni/pkg/iptables` and `cni/pkg/nftables`), are recognized, and not evaluated one by one.
 
-use super::foreign::{AttachedAt, CONNTRACK_PRIORITY, ForeignTable};
-use super::foreign::{Effect, Outline};
+use super::foreign::{AttachedAt, CONNTRACK_PRIORITY, Effect, ForeignTable, LiveRule, Outline};
 use super::istio::DNS_PROXY_PORT;
-use super::live::{LiveRule, LiveRuleset};
-use super::native::live::NativeLiveChain;
+use super::live::LiveRuleset;
 use super::native::rule::{EXCLUSIONS_NAT_PRIORITY, NativeTable};
 use super::packet::Packet;
-use super::rule::{Family, Hook, NFPROTO_INET, Ruleset, Table};
+use super::rule::{Family, Hook, NFPROTO_INET, Table};
+use super::ruleset::Ruleset;
 use crate::cni::RuleFormat;
 use crate::policy::Protocol;
 use std::borrow::Cow;
@@ -204,10 +203,8 @@ impl LiveRuleset {
     #[must_use]
     pub fn redirects_natively(&self) -> bool {
         self.native.iter().filter(|(table, _)| matches!(table, NativeTable::Of(_))).any(|(_, chains)| {
-            let outlines = |chain: &NativeLiveChain| {
-                chain.rules.iter().flatten().map(|rule| Cow::Owned(Outline::of(&rule.target))).collect()
-            };
-            let graph: Graph<'_> = chains.iter().map(|(name, chain)| (name.as_str(), outlines(chain))).collect();
+            let graph: Graph<'_> =
+                chains.iter().map(|(name, chain)| (name.as_str(), outlines(&chain.rules).collect())).collect();
             let mut bases = chains.iter().filter(|(_, chain)| matches!(chain.hook, Ok(Some(_))));
             bases.any(|(name, _)| effects(&graph, name).iter().any(|(effect, _)| effect.translates()))
         })
@@ -219,8 +216,7 @@ impl LiveRuleset {
         let mut all = Vec::new();
         for ((family, table), chains) in &self.tables {
             let others = chains.iter().filter(|(name, _)| !known.has_chain(*family, *table, name));
-            let rules = others
-                .map(|(name, chain)| (name.as_str(), (chain.at, chain.rules.iter().map(LiveRule::outline).collect())));
+            let rules = others.map(|(name, chain)| (name.as_str(), (chain.at, outlines(&chain.rules).collect())));
             all.extend(reached(family.number(), table.name(), rules.collect()));
         }
         for ((family, table), ForeignTable { chains, .. }) in &self.others {
@@ -247,6 +243,10 @@ fn reached<'a>(
 
 /// The rules of a table by chain.
 type Graph<'a> = BTreeMap<&'a str, Vec<Cow<'a, Outline>>>;
+
+fn outlines(rules: &[LiveRule]) -> impl Iterator<Item = Cow<'_, Outline>> {
+    rules.iter().map(LiveRule::outline)
+}
 
 /// What rules do with packets, and whether only with those that a condition selects.
 type Effects = BTreeSet<(Effect, bool)>;
@@ -351,7 +351,8 @@ impl AmbientRedirection {
 mod tests {
     use super::*;
     use crate::firewall::packet::{Destination, Packet, Sender};
-    use crate::firewall::rule::{Family, Ruleset};
+    use crate::firewall::rule::Family;
+    use crate::firewall::ruleset::Ruleset;
     use crate::firewall::view::RulesetView;
     use crate::policy::Policy;
     use crate::policy::{Exclusion, IdRange, Protocol, TrafficOwner};

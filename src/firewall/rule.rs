@@ -1,13 +1,13 @@
-//! The rule model: a pod's firewall rules as values, in the vocabulary of iptables. Both rule formats write it into
-//! the kernel and decode the kernel's rules back into it. Exclusions are native rules in both rule formats. In
-//! `firewall`, a chain is a netfilter chain.
+//! The rule model: a pod's firewall rules as values, with one vocabulary for both rule formats. Both write it into the
+//! kernel and decode the kernel's rules back into it. Exclusions are native rules in both rule formats. In `firewall`,
+//! a chain is a netfilter chain.
 
-use super::target::Target;
-use crate::policy::{AmbientGuard, ContainerScope, DnsCapture, Exclusion, IdRange, PortRange, Protocol, Redirect};
+use super::set::{Span, Spans};
+use crate::policy::{ContainerScope, PortRange, Protocol};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Not;
 
 /// The prefix of the netfilter chains of an Istio redirection, made by detour or another tool.
 const REDIRECTION_PREFIX: &str = "ISTIO_";
@@ -164,71 +164,202 @@ pub const fn protocol_number(protocol: Protocol) -> u8 {
     }
 }
 
-/// A value in a condition, possibly negated (`!`).
+/// What a condition checks, in the order in which native rules have their conditions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    /// `-i`, `iifname`: sixteen bytes, padded with zeros, as a number; a name with a wildcard is a span.
+    InInterface,
+    /// `-o`, `oifname`.
+    OutInterface,
+    /// `-s`, `ip saddr`, `ip6 saddr`.
+    Source(Family),
+    /// `-d`, `ip daddr`, `ip6 daddr`.
+    Destination(Family),
+    /// `-p`, `meta l4proto`.
+    Protocol,
+    /// `--sport`, `tcp sport`, `udp sport`, `th sport`.
+    SourcePort,
+    /// `--dport`, `tcp dport`, `udp dport`, `th dport`; several are `-m multiport --dports` in iptables.
+    DestinationPort,
+    /// `-m owner --uid-owner`, `meta skuid`: the UID in the user namespace that owns the network namespace, as the pod
+    /// itself sees it (`nft_meta_get_eval_skugid`).
+    Uid,
+    /// `-m owner --gid-owner`, `meta skgid`.
+    Gid,
+    /// `-m conntrack --ctstate`, `ct state`: bits, at least one of which must be set (`NF_CT_STATE_…`).
+    CtState,
+    /// `-m mark`, `meta mark`.
+    Mark,
+    /// `-m connmark`, `ct mark`.
+    CtMark,
+    /// `tcp flags & (fin|syn|rst|ack)`, only native: those of the first packet of a connection are `syn`.
+    TcpFlags,
+    /// `fib daddr type`, only native: where the pod's routes lead (`RTN_…`, linux/rtnetlink.h).
+    DestinationType,
+}
+
+impl Key {
+    /// Returns the place of the condition in a rule of iptables, which has all others behind these.
+    const fn place(self) -> u8 {
+        match self {
+            Self::InInterface => 0,
+            Self::OutInterface => 1,
+            Self::Protocol => 2,
+            Self::Source(_) => 3,
+            Self::Destination(_) => 4,
+            _ => 5,
+        }
+    }
+
+    /// Reports whether the key is an address, so that a rule with it applies to one family only.
+    pub(super) const fn is_address(self) -> bool {
+        matches!(self, Self::Source(_) | Self::Destination(_))
+    }
+}
+
+/// `NF_CT_STATE_BIT`s (linux/netfilter/nf_conntrack_common.h).
+pub(super) const INVALID: u128 = 1;
+pub(super) const ESTABLISHED_OR_RELATED: u128 = 2 | 4;
+pub(super) const NEW: u128 = 8;
+/// `RTN_LOCAL`.
+pub(super) const LOCAL: u128 = 2;
+/// The flag `syn`.
+pub(super) const SYN: u128 = 2;
+
+/// A condition of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Is<T> {
-    /// Whether the condition is negated.
+pub struct Condition {
+    /// The packet property that it checks.
+    pub key: Key,
+    /// Whether it is negated.
     pub not: bool,
-    /// The value.
-    pub value: T,
+    /// The accepted values.
+    pub values: Spans,
 }
 
-/// Returns a condition on this value.
-pub const fn is<T>(value: T) -> Is<T> {
-    Is { not: false, value }
+impl Condition {
+    /// Returns a condition on these values.
+    pub fn is(key: Key, values: impl Into<Spans>) -> Self {
+        Self { key, not: false, values: values.into() }
+    }
+
+    /// Returns a condition on the name of an interface; a name that ends in `+` is a prefix.
+    #[must_use]
+    pub fn interface(key: Key, name: &str) -> Self {
+        let padded = |text: &str, with: u8| {
+            let mut bytes = [with; 16];
+            bytes.iter_mut().zip(text.bytes()).for_each(|(padding, byte)| *padding = byte);
+            u128::from_be_bytes(bytes)
+        };
+        Self::is(
+            key,
+            match name.strip_suffix('+') {
+                Some(prefix) => Spans::of(padded(prefix, 0), padded(prefix, u8::MAX)),
+                None => Spans::one(padded(name, 0)),
+            },
+        )
+    }
+
+    /// Returns the condition that a packet comes from a network.
+    #[must_use]
+    pub fn from(net: IpNet) -> Self {
+        Self::is(Key::Source(Family::of(&net)), net)
+    }
+
+    /// Returns the condition that a packet goes to a network.
+    #[must_use]
+    pub fn to(net: IpNet) -> Self {
+        Self::is(Key::Destination(Family::of(&net)), net)
+    }
+
+    /// Returns the condition that the protocol is one of these.
+    #[must_use]
+    pub fn protocols(protocols: &[Protocol]) -> Self {
+        let numbers = protocols.iter().map(|protocol| Span::one(protocol_number(*protocol).into()));
+        Self::is(Key::Protocol, numbers.collect::<Spans>())
+    }
+
+    fn is_met_by_all(&self) -> bool {
+        match (self.key, self.values.single()) {
+            (Key::Source(family) | Key::Destination(family), Some(span)) => {
+                !self.not && span.prefix(family.bits()) == Some(0)
+            }
+            _ => false,
+        }
+    }
+
+    /// Sorts the conditions of a native rule.
+    pub(super) fn sort(conditions: &mut [Self]) {
+        conditions.sort_by_key(|condition| condition.key);
+    }
 }
 
-/// Returns a negated condition on this value.
-pub const fn not<T>(value: T) -> Is<T> {
-    Is { not: true, value }
+impl Not for Condition {
+    type Output = Self;
+
+    fn not(self) -> Self {
+        Self { not: !self.not, ..self }
+    }
 }
 
-/// The connection tracking states that rules match.
+/// `socket cgroupv2 level`: the control group of the sending socket, or its ancestor at this level, is in a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum CtState {
-    /// `INVALID`.
-    Invalid,
-    /// `RELATED,ESTABLISHED`.
-    RelatedOrEstablished,
+pub struct InCgroup {
+    /// The level of the compared control group; a child of the root has level 1.
+    pub level: u8,
+    /// The set of excluded containers.
+    pub set: ContainerScope,
 }
 
-/// A condition that an iptables extension checks.
+/// The target of a rule, as iptables and as nft call it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Match {
-    /// `--dport`; needs a protocol.
-    DestinationPort(Is<PortRange>),
-    /// `--sport`; needs a protocol.
-    SourcePort(Is<PortRange>),
-    /// `-m multiport --dports`; needs a protocol; has 15 slots, and a range takes two.
-    DestinationPorts(Is<Vec<PortRange>>),
-    /// `-m owner --uid-owner`.
-    Uid(Is<IdRange>),
-    /// `-m owner --gid-owner`.
-    Gid(Is<IdRange>),
-    /// `-m conntrack --ctstate`.
-    CtState(CtState),
-    /// `-m mark --mark`.
-    Mark(Is<u32>),
-    /// `-m connmark --mark`.
-    Connmark(u32),
+pub enum Target {
+    /// `ACCEPT`, `accept`: ends the evaluation of this table, or of this base chain, in this hook.
+    Accept,
+    /// `RETURN`, `return`: continues in the calling chain.
+    Return,
+    /// `DROP`, `drop`.
+    Drop,
+    /// `-j CHAIN`, `jump`: evaluates a chain, which may return.
+    Jump(Name),
+    /// `goto`, only native: evaluates a chain, which returns to the chain that called this one.
+    Goto(Name),
+    /// `REDIRECT --to-ports`, `redirect to :PORT`.
+    Redirect(u16),
+    /// `CT --zone`, `ct zone set`.
+    Zone(u16),
+    /// `TPROXY --on-port … --tproxy-mark …/0xffffffff`, `tproxy to :PORT meta mark set MARK accept`. Without a listener,
+    /// iptables drops the packet, and the evaluation of native rules continues.
+    Tproxy {
+        /// The proxy's port.
+        port: u16,
+        /// The mark that routes the packet to lo.
+        mark: u32,
+    },
+    /// `MARK --set-mark`, `meta mark set`.
+    SetMark(u32),
+    /// `CONNMARK --save-mark`, `ct mark set meta mark`.
+    SaveMark,
+    /// `CONNMARK --restore-mark`, `meta mark set ct mark`.
+    RestoreMark,
+    /// `dnat ip to ip daddr`, only native: fixes the destination, so that no other table can change it.
+    KeepDestination,
+    /// `reject with tcp reset`, only native.
+    Reset,
+    /// `reject with icmpx port-unreachable`, only native.
+    Reject,
 }
 
-/// A rule: conditions and a target.
+/// A rule of either format.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// `-s`.
-    pub source: Option<Is<IpNet>>,
-    /// `-d`.
-    pub destination: Option<Is<IpNet>>,
-    /// `-i`.
-    pub in_interface: Option<Is<Name>>,
-    /// `-o`.
-    pub out_interface: Option<Is<Name>>,
-    /// `-p`.
-    pub protocol: Option<Protocol>,
-    /// `-m`.
-    pub matches: Vec<Match>,
-    /// `-j`.
+    /// The family to which a native rule applies; `None` for both. A native rule that checks addresses has a family.
+    pub family: Option<Family>,
+    /// The conditions; all must be met, including several on one key. Those of a native rule are sorted by key.
+    pub conditions: Vec<Condition>,
+    /// The condition on the sender's control group, only native.
+    pub cgroup: Option<InCgroup>,
+    /// What it does with a packet that meets all conditions.
     pub target: Target,
 }
 
@@ -236,15 +367,7 @@ impl Rule {
     /// Returns a rule without conditions.
     #[must_use]
     pub const fn new(target: Target) -> Self {
-        Self {
-            source: None,
-            destination: None,
-            in_interface: None,
-            out_interface: None,
-            protocol: None,
-            matches: Vec::new(),
-            target,
-        }
+        Self { family: None, conditions: Vec::new(), cgroup: None, target }
     }
 
     /// Returns a rule without conditions that jumps to a chain.
@@ -253,211 +376,69 @@ impl Rule {
         Self::new(Target::Jump(chain.into()))
     }
 
-    /// Returns the chain that the rule jumps to, if its target is a chain.
+    /// Adds a condition in the place that iptables gives it, unless every address meets it (`/0`).
     #[must_use]
-    pub fn jump_target(&self) -> Option<&str> {
-        self.target.jump()
-    }
-
-    /// Removes conditions on addresses that match every address (`/0`), as iptables does.
-    pub fn drop_empty_conditions(&mut self) {
-        let matches_all = |net: &mut Is<IpNet>| !net.not && net.value.prefix_len() == 0;
-        self.source.take_if(matches_all);
-        self.destination.take_if(matches_all);
-    }
-
-    /// Adds `-s`.
-    #[must_use]
-    pub fn source(mut self, net: Is<IpNet>) -> Self {
-        self.source = Some(net);
+    pub fn on(mut self, condition: Condition) -> Self {
+        if condition.is_met_by_all() {
+            return self;
+        }
+        let at = self.conditions.partition_point(|other| other.key.place() <= condition.key.place());
+        self.conditions.insert(at, condition);
         self
     }
 
-    /// Adds `-d`.
+    /// Adds conditions as [`Self::on`].
     #[must_use]
-    pub fn destination(mut self, net: Is<IpNet>) -> Self {
-        self.destination = Some(net);
-        self
+    pub fn on_all(self, conditions: impl IntoIterator<Item = Condition>) -> Self {
+        conditions.into_iter().fold(self, Self::on)
     }
 
-    /// Adds `-i`.
-    #[must_use]
-    pub fn in_interface(mut self, name: impl Into<Name>) -> Self {
-        self.in_interface = Some(is(name.into()));
-        self
-    }
-
-    /// Adds `-o`.
-    #[must_use]
-    pub fn out_interface(mut self, name: Is<impl Into<Name>>) -> Self {
-        self.out_interface = Some(Is { not: name.not, value: name.value.into() });
-        self
-    }
-
-    /// Adds `-p`.
-    #[must_use]
-    pub const fn protocol(mut self, protocol: Protocol) -> Self {
-        self.protocol = Some(protocol);
-        self
-    }
-
-    /// Adds an `-m`.
-    #[must_use]
-    pub fn matching(mut self, condition: Match) -> Self {
-        self.matches.push(condition);
+    /// Adds conditions, and sorts all of them as native rules have them.
+    pub(super) fn with(mut self, conditions: impl IntoIterator<Item = Condition>) -> Self {
+        self.conditions.extend(conditions);
+        Condition::sort(&mut self.conditions);
         self
     }
 
     /// Adds `-p tcp`.
     #[must_use]
-    pub const fn tcp(self) -> Self {
-        self.protocol(Protocol::Tcp)
+    pub fn tcp(self) -> Self {
+        self.on(Condition::protocols(&[Protocol::Tcp]))
     }
 
     /// Adds `-p udp`.
     #[must_use]
-    pub const fn udp(self) -> Self {
-        self.protocol(Protocol::Udp)
+    pub fn udp(self) -> Self {
+        self.on(Condition::protocols(&[Protocol::Udp]))
     }
 
     /// Adds `--dport`.
     #[must_use]
     pub fn to_port(self, ports: PortRange) -> Self {
-        self.matching(Match::DestinationPort(is(ports)))
+        self.on(Condition::is(Key::DestinationPort, ports))
     }
-}
 
-/// The rules of a pod in one table of one family.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TableRules {
-    /// Detour's chains, in the order in which they are created.
-    pub chains: Vec<(Name, Vec<Rule>)>,
-    /// Detour's rules in the built-in chains.
-    pub hooks: BTreeMap<Hook, Vec<Rule>>,
-}
-
-impl TableRules {
-    /// Returns a table without rules.
+    /// Returns the condition on `key`, if there is exactly one.
     #[must_use]
-    pub const fn new() -> Self {
-        Self { chains: Vec::new(), hooks: BTreeMap::new() }
+    pub fn condition(&self, key: Key) -> Option<&Condition> {
+        let mut found = self.conditions.iter().filter(|condition| condition.key == key);
+        found.next().filter(|_| found.next().is_none())
     }
 
-    /// Reports whether the table has neither chains nor rules.
+    /// Returns the number of the protocol, if the rule requires exactly one.
+    pub(super) fn protocol(&self) -> Option<u128> {
+        let span = self.condition(Key::Protocol).filter(|c| !c.not)?.values.single()?;
+        span.is_one().then_some(span.first)
+    }
+
+    /// Reports whether the rule checks an address.
+    pub(super) fn has_address(&self) -> bool {
+        self.conditions.iter().any(|condition| condition.key.is_address())
+    }
+
+    /// Returns the chain that the rule jumps to and that returns to it.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.chains.is_empty() && self.hooks.is_empty()
-    }
-
-    /// Reports whether one of detour's chains has this name.
-    #[must_use]
-    pub fn has_chain(&self, chain: &str) -> bool {
-        self.chains.iter().any(|(name, _)| name == chain)
-    }
-
-    /// Appends a rule to one of detour's chains.
-    pub fn append(&mut self, chain: impl Into<Name>, rule: Rule) {
-        self.rules_of(chain).push(rule);
-    }
-
-    /// Returns the rules of one of detour's chains; adds the chain if it is missing.
-    pub fn rules_of(&mut self, chain: impl Into<Name>) -> &mut Vec<Rule> {
-        let chain = chain.into();
-        let index = self.chains.iter().position(|(name, _)| *name == chain).unwrap_or_else(|| {
-            self.chains.push((chain, Vec::new()));
-            self.chains.len() - 1
-        });
-        &mut self.chains[index].1
-    }
-
-    /// Appends a rule to a built-in chain.
-    pub fn hook(&mut self, hook: Hook, rule: Rule) {
-        self.hooks.entry(hook).or_default().push(rule);
-    }
-}
-
-/// The excluded traffic of a pod: the input of the native rules in the table of exclusions.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ExcludedTraffic {
-    /// The excluded traffic by its properties; no exclusion covers another one.
-    pub exclusions: BTreeSet<Exclusion>,
-    /// The sets of excluded containers, the narrower scope first.
-    pub scopes: Vec<ContainerScope>,
-    /// The DNS queries that the pod's redirection captures.
-    pub capture: DnsCapture,
-    /// Whether it captures them over IPv6, too.
-    pub captures_ip6: bool,
-    /// Whether the pod is in Istio's ambient mesh: ztunnel's own packets are not excluded.
-    pub ambient: bool,
-}
-
-/// All rules of a pod. [`Ruleset::of`] builds it from a policy.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Ruleset {
-    /// The redirection by family and table, in the vocabulary of iptables; tables without rules are absent.
-    pub tables: BTreeMap<(Family, Table), TableRules>,
-    /// The excluded traffic, whose rules don't depend on the rule format; `None` if the policy excludes nothing.
-    pub excluded: Option<ExcludedTraffic>,
-    /// The traffic that the guard rejects; `None` without a guard.
-    pub guarded: Option<GuardedTraffic>,
-}
-
-/// The traffic that the guard rejects, unless it is redirected or excluded.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum GuardedTraffic {
-    /// What the rules of a redirection to the sidecar capture.
-    Sidecar {
-        /// These rules, for each family in which the pod's traffic is captured.
-        rules: BTreeMap<(Family, Table), TableRules>,
-        /// The settings of the redirection.
-        redirect: Box<Redirect>,
-    },
-    /// What istio-cni's rules for the ambient mesh capture.
-    Ambient(AmbientGuard),
-}
-
-impl Ruleset {
-    /// Returns all rules of all tables.
-    pub(super) fn rules_mut(&mut self) -> impl Iterator<Item = &mut Rule> {
-        self.tables.values_mut().flat_map(|table| {
-            let chains = table.chains.iter_mut().map(|(_, rules)| rules);
-            chains.chain(table.hooks.values_mut()).flatten()
-        })
-    }
-
-    /// Adds the chains and built-in rules of the redirection of `other`, so that they count as detour's. If both have a
-    /// chain, its rules are those of `self`.
-    pub fn add_owned(&mut self, other: &Self) {
-        for (key, theirs) in &other.tables {
-            let ours = self.tables.entry(*key).or_default();
-            for (chain, rules) in &theirs.chains {
-                if !ours.has_chain(chain) {
-                    ours.chains.push((chain.clone(), rules.clone()));
-                }
-            }
-            for (hook, rules) in &theirs.hooks {
-                let own = ours.hooks.entry(*hook).or_default();
-                let present: HashSet<&Rule> = own.iter().collect();
-                let new: Vec<Rule> = rules.iter().filter(|rule| !present.contains(rule)).cloned().collect();
-                own.extend(new);
-            }
-        }
-    }
-
-    /// Returns the rules of a table; adds the table if it is missing.
-    pub fn table(&mut self, family: Family, table: Table) -> &mut TableRules {
-        self.tables.entry((family, table)).or_default()
-    }
-
-    /// Reports whether the table has a chain of this name.
-    #[must_use]
-    pub fn has_chain(&self, family: Family, table: Table, chain: &str) -> bool {
-        self.tables.get(&(family, table)).is_some_and(|rules| rules.has_chain(chain))
-    }
-
-    /// Reports whether there are no rules.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.tables.is_empty() && self.excluded.is_none()
+    pub fn jump_target(&self) -> Option<&str> {
+        if let Target::Jump(chain) = &self.target { Some(chain) } else { None }
     }
 }

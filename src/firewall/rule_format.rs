@@ -6,13 +6,15 @@
 
 use super::drift::{Drift, earlier_drift, iptables_drift, native_drift};
 use super::expression::Counter;
-use super::foreign::Outline;
-use super::live::{LiveRule, LiveRuleset};
-use super::native::rule::NativeTable;
+use super::foreign::{LiveRule, Outline};
+use super::iptables;
+use super::live::LiveRuleset;
+use super::native::rule::{NativeTable, TableId};
 use super::native::{self, NativeTables};
 use super::nfnetlink::{Batch, NfError, NfSocket, Verb, nfta, retry_changed};
 use super::plan::{CreatedTables, MAX_DELETIONS, changes};
-use super::rule::{Hook, NFPROTO_INET, Ruleset, is_redirection_chain};
+use super::rule::{Hook, is_redirection_chain};
+use super::ruleset::Ruleset;
 use super::step::{PlannedStep, Step};
 use crate::cni::RuleFormat;
 use crate::netlink::DumpLimit;
@@ -191,7 +193,7 @@ pub fn remove(format: RuleFormat, own: &Ruleset, made: &CreatedTables) -> Result
         }
     }
     // One transaction for each: a missing chain or table, or one of another owner, would fail all others with it.
-    flushes(format, own).iter().map(|flush| send(&mut socket, flush)).fold(Ok(()), Result::and)
+    flushes(format, own).into_iter().map(|flush| send(&mut socket, flush)).fold(Ok(()), Result::and)
 }
 
 /// Reads the live rules that removal needs: of each built-in chain, the rules of `own` and those that jump to
@@ -211,7 +213,7 @@ fn read_beginnings(socket: &mut NfSocket, own: &Ruleset) -> Result<LiveRuleset, 
             socket.allow(MAX_READ_PER_CHAIN);
             let read = socket.dump_of(Verb::GetRule, family.number(), which, |_, body| {
                 let of_chain = find_text(body, nfta::RULE_CHAIN) == Some(name);
-                match LiveRule::read(body, *family).filter(|_| of_chain) {
+                match LiveRule::read(body, |list| iptables::decode(list, *family)).filter(|_| of_chain) {
                     Some(rule) if is_ours(&rule) => chain.rules.push(rule),
                     _ => has_others = true,
                 }
@@ -236,35 +238,25 @@ fn placeholder() -> LiveRule {
     LiveRule { handle: 0, rule: Err(Outline::default()), counter: Counter::default() }
 }
 
-/// Deletes a table (`NFTA_TABLE_…`) or flushes one of its chains (`NFTA_RULE_…`).
-struct Flush<'a> {
-    family: u8,
-    table: &'static str,
-    chain: Option<&'a str>,
-}
-
-/// Returns what deletes detour's native tables, and in the iptables format flushes each chain of `own`.
-fn flushes(format: RuleFormat, own: &Ruleset) -> Vec<Flush<'_>> {
-    let delete = |table: &NativeTable| Flush { family: NFPROTO_INET, table: table.name(), chain: None };
-    let mut flushes: Vec<Flush<'_>> = NativeTable::ALL.iter().map(delete).collect();
+/// Returns the steps that delete detour's native tables, and in the iptables format flush each chain of `own`.
+fn flushes(format: RuleFormat, own: &Ruleset) -> Vec<PlannedStep<'_>> {
+    let delete = |table: NativeTable| (TableId::Native(table), Step::DeleteTable);
+    let mut flushes: Vec<PlannedStep<'_>> = NativeTable::ALL.map(delete).into();
     if format == RuleFormat::Iptables {
-        flushes.extend(own.tables.iter().flat_map(|((family, table), rules)| {
-            let (family, table) = (family.number(), table.name());
-            rules.chains.iter().map(move |(chain, _)| Flush { family, table, chain: Some(chain) })
-        }));
+        for ((family, table), rules) in &own.tables {
+            let id = TableId::Iptables(*family, *table);
+            flushes.extend(rules.chains.iter().map(|(chain, _)| (id, Step::Flush(chain.as_ref().into()))));
+        }
     }
     flushes
 }
 
-/// Sends one message as a transaction; a missing chain or table is no error.
-fn send(socket: &mut NfSocket, Flush { family, table, chain }: &Flush<'_>) -> Result<(), NfError> {
+/// Commits one step as a transaction; a missing chain or table is no error.
+fn send(socket: &mut NfSocket, step: PlannedStep<'_>) -> Result<(), NfError> {
+    let transaction = Transaction { native: vec![step], ..Transaction::default() };
     let sent = retry_changed(|| {
-        let generation = socket.generation()?;
-        socket.transact(generation, |batch| match chain {
-            Some(chain) => batch
-                .message(Verb::DelRule, 0, *family, |list| list.text(nfta::TABLE, table).text(nfta::RULE_CHAIN, chain)),
-            None => batch.message(Verb::DelTable, 0, *family, |list| list.text(nfta::TABLE, table)),
-        })
+        let live = LiveRuleset { generation: socket.generation()?, ..LiveRuleset::default() };
+        transaction.commit(socket, &live)
     });
     match sent {
         Err(NfError::Refused { errno: Errno::ENOENT, .. }) => Ok(()),

@@ -2,18 +2,16 @@
 //! words.
 
 use super::containers::{self, ContainerElement, set_name};
+use super::expression::NF_ACCEPT;
 use super::iptables;
-use super::native::rule::{BaseHook, NativeRule, chain_type};
+use super::native::rule::{BaseHook, TableId, chain_type};
 use super::native::wire::{encode, sets};
 use super::nfnetlink::{Batch, NLM_F_APPEND, Verb, nfta};
 use super::rule::{Hook, NFPROTO_INET, Rule, Table};
-use super::target::NF_ACCEPT;
-use super::view::TableId;
 use crate::netlink::NLM_F_CREATE;
 use crate::netlink::attributes::Attributes;
 use crate::policy::ContainerScope;
 use std::borrow::Cow;
-use std::fmt::{self, Display, Formatter};
 
 /// A step of a transaction. It borrows from the live and the desired rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +36,7 @@ pub enum Step<'a> {
         /// The handle of the rule that follows it; `None` appends.
         before: Option<u64>,
         /// The rule.
-        rule: StepRule<'a>,
+        rule: Cow<'a, Rule>,
     },
     /// Deletes a rule.
     DeleteRule {
@@ -55,15 +53,6 @@ pub enum Step<'a> {
     DeleteSet(ContainerScope),
     /// Deletes the table with its chains, rules and sets.
     DeleteTable,
-}
-
-/// A rule of one of the rule formats.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StepRule<'a> {
-    /// A rule in a table of iptables.
-    Iptables(&'a Rule),
-    /// A rule in a native table.
-    Native(NativeRule),
 }
 
 /// A step with the table that it changes.
@@ -95,25 +84,25 @@ impl<'a> Step<'a> {
 
     /// Returns the step that inserts a rule in a table of iptables.
     pub(super) fn insert(chain: &'a str, before: Option<u64>, rule: &'a Rule) -> Self {
-        Self::Rule { chain: chain.into(), before, rule: StepRule::Iptables(rule) }
+        Self::Rule { chain: chain.into(), before, rule: Cow::Borrowed(rule) }
     }
 
     /// Returns whether the step writes a rule that compares control groups.
     #[must_use]
-    pub const fn compares_cgroups(&self) -> bool {
-        matches!(self, Self::Rule { rule: StepRule::Native(rule), .. } if rule.cgroup.is_some())
+    pub fn compares_cgroups(&self) -> bool {
+        matches!(self, Self::Rule { rule, .. } if rule.cgroup.is_some())
     }
 
     /// Returns whether the kernel needs support for control groups for the step.
     #[must_use]
-    pub const fn is_about_containers(&self) -> bool {
+    pub fn is_about_containers(&self) -> bool {
         matches!(self, Self::Set(_) | Self::Element(_)) || self.compares_cgroups()
     }
 
     /// Describes the step in `table`.
     #[must_use]
-    pub fn describe(&self, table: TableId) -> String {
-        let table = table.place();
+    pub fn describe(&self, id: TableId) -> String {
+        let table = id.place();
         match self {
             Self::Table => format!("create table {table}"),
             Self::Chain { name, .. } => format!("{table} create chain {name}"),
@@ -121,8 +110,7 @@ impl<'a> Step<'a> {
             Self::Element(ContainerElement { scope, cgroup, .. }) => {
                 format!("{table} add control group {cgroup} to set {}", set_name(*scope))
             }
-            Self::Rule { chain, rule: rule @ StepRule::Iptables(_), .. } => format!("{table} -A {chain} {rule}"),
-            Self::Rule { chain, rule, .. } => format!("{table} {chain} {rule}"),
+            Self::Rule { chain, rule, .. } => id.rule_text(chain, &id.text_of(rule)),
             Self::DeleteRule { chain, handle } => format!("{table} delete rule with handle {handle} of chain {chain}"),
             Self::Flush(chain) => format!("{table} flush chain {chain}"),
             Self::DeleteChain(chain) => format!("{table} delete chain {chain}"),
@@ -155,7 +143,7 @@ impl<'a> Step<'a> {
             Self::Element(element) => element.write(batch, Verb::NewSetElements),
             Self::Rule { chain, before, rule } => {
                 let first_set = *next_set;
-                if let StepRule::Native(rule) = rule {
+                if let TableId::Native(table) = table {
                     for set in sets(rule, first_set) {
                         set.write(batch, table.name());
                         *next_set += 1;
@@ -164,7 +152,7 @@ impl<'a> Step<'a> {
                 let flags = if before.is_none() { NLM_F_CREATE | NLM_F_APPEND } else { NLM_F_CREATE };
                 batch.message(Verb::NewRule, flags, family_of(table), |list| {
                     let list = list.text(nfta::TABLE, table.name()).text(nfta::RULE_CHAIN, chain);
-                    let list = rule.write(list, table, first_set);
+                    let list = write_rule(list, rule, table, first_set);
                     match before {
                         Some(handle) => list.be64(nfta::RULE_POSITION, *handle),
                         None => list,
@@ -184,32 +172,19 @@ impl<'a> Step<'a> {
     }
 }
 
-impl Display for StepRule<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Iptables(rule) => rule.fmt(f),
-            Self::Native(rule) => rule.fmt(f),
-        }
-    }
-}
-
-impl StepRule<'_> {
-    /// Appends the expressions of the rule, and the protocol that xtables extensions check.
-    fn write<'l>(&self, list: &'l mut Attributes, table: TableId, first_set: u32) -> &'l mut Attributes {
-        match (self, table) {
-            (Self::Native(rule), _) => list.nested(nfta::RULE_EXPRESSIONS, |list| {
-                encode(rule, first_set, &mut |expression| _ = expression.write(list));
-                list
-            }),
-            (Self::Iptables(rule), TableId::Iptables(family, _)) => {
-                let list = list.nested(nfta::RULE_EXPRESSIONS, |list| iptables::expressions(list, rule, family));
-                match rule.protocol {
-                    Some(protocol) => list.nested(nfta::RULE_COMPAT, |list| iptables::compat(list, protocol)),
-                    None => list,
-                }
+/// Appends the expressions of a rule, and the protocol that xtables extensions check.
+fn write_rule<'l>(list: &'l mut Attributes, rule: &Rule, table: TableId, first_set: u32) -> &'l mut Attributes {
+    match table {
+        TableId::Native(_) => list.nested(nfta::RULE_EXPRESSIONS, |list| {
+            encode(rule, first_set, &mut |expression| _ = expression.write(list));
+            list
+        }),
+        TableId::Iptables(family, _) => {
+            let list = list.nested(nfta::RULE_EXPRESSIONS, |list| iptables::expressions(list, rule, family));
+            match rule.protocol().and_then(|protocol| u32::try_from(protocol).ok()) {
+                Some(protocol) => list.nested(nfta::RULE_COMPAT, |list| iptables::compat(list, protocol)),
+                None => list,
             }
-            // Plans have no such step.
-            (Self::Iptables(_), TableId::Native(_)) => list,
         }
     }
 }

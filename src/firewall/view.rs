@@ -2,13 +2,12 @@
 //! tool prints. The rules are live ones, with those of other tools in the tables of iptables, or desired ones.
 
 use super::expression::Counter;
-use super::live::{LiveRule, LiveRuleset};
-use super::native::conditions;
-use super::native::live::native_text;
-use super::native::rule::{BaseHook, Condition, EXCLUSIONS_NAT_PRIORITY, NativeRule, NativeTable};
+use super::foreign::LiveRule;
+use super::live::LiveRuleset;
+use super::native::rule::{BaseHook, EXCLUSIONS_NAT_PRIORITY, NativeTable, TableId};
 use super::redirections::{AMBIENT_PREROUTING, AmbientRedirection, Diversion, DivertingChain};
-use super::rule::{Family, Hook, Rule, Ruleset, Table};
-use super::target::Target;
+use super::rule::{Family, Hook, Rule, Table};
+use super::ruleset::Ruleset;
 use crate::cni::RuleFormat;
 use crate::policy::{Interception, Policy};
 use std::collections::BTreeMap;
@@ -17,41 +16,11 @@ use std::collections::BTreeMap;
 const NATIVE_AMBIENT: &str = "tables inet istio-ambient-* also redirect the pod, but their rules are not evaluated";
 const NATIVE_SIDECAR: &str = "tables inet istio-proxy-* also redirect the pod, but their rules are not evaluated";
 
-/// A table of iptables, or a native one of both families.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum TableId {
-    /// A table of iptables.
-    Iptables(Family, Table),
-    /// A table of detour in family `inet`.
-    Native(NativeTable),
-}
-
-impl TableId {
-    /// Returns the table's name in the kernel.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Iptables(_, table) => table.name(),
-            Self::Native(table) => table.name(),
-        }
-    }
-
-    /// Returns the table's name with its family: `ip nat`, `inet detour-nat`.
-    #[must_use]
-    pub fn place(self) -> String {
-        let family = match self {
-            Self::Iptables(family, _) => family.name(),
-            Self::Native(_) => "inet",
-        };
-        format!("{family} {}", self.name())
-    }
-}
-
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleView {
-    /// The rule with native conditions and target; `None` for a rule that detour would not write.
-    pub rule: Option<NativeRule>,
+    /// The rule; `None` for one that detour would not write.
+    pub rule: Option<Rule>,
     /// The packets and bytes that matched it; zero for a desired rule.
     pub counter: Counter,
     /// The rule as `iptables-save` or `nft` prints it, without the chain.
@@ -59,35 +28,12 @@ pub struct RuleView {
 }
 
 impl RuleView {
-    fn of_iptables(family: Family, rule: Option<&Rule>, counter: Counter, text: String) -> Self {
-        let native = |rule| NativeRule {
-            family: Some(family),
-            conditions: conditions(rule, family),
-            ..NativeRule::new(rule.target.clone())
-        };
-        Self { rule: rule.map(native), counter, text }
+    fn live(table: TableId, live: &LiveRule) -> Self {
+        Self { rule: live.rule.as_ref().ok().cloned(), counter: live.counter, text: live.text(table) }
     }
 
-    fn of_native(rule: Option<&NativeRule>, counter: Counter) -> Self {
-        Self { rule: rule.cloned(), counter, text: native_text(rule) }
-    }
-
-    /// Returns the target; `None` for a rule that detour would not write.
-    #[must_use]
-    pub fn target(&self) -> Option<&Target> {
-        self.rule.as_ref().map(|rule| &rule.target)
-    }
-
-    /// Returns the conditions; none for a rule that detour would not write.
-    #[must_use]
-    pub fn conditions(&self) -> &[Condition] {
-        self.rule.as_ref().map_or(&[], |rule| &rule.conditions)
-    }
-
-    /// Returns the chain that the rule jumps to; `None` for a rule that detour would not write.
-    #[must_use]
-    pub fn jump_target(&self) -> Option<&str> {
-        self.target()?.jump()
+    fn desired(table: TableId, rule: &Rule) -> Self {
+        Self { rule: Some(rule.clone()), counter: Counter::default(), text: table.text_of(rule) }
     }
 }
 
@@ -160,17 +106,15 @@ impl RulesetView {
     pub fn live(live: &LiveRuleset) -> Self {
         let mut view = Self::default();
         for (family, table, name, chain) in live.chains() {
-            let rule = |rule: &LiveRule| {
-                RuleView::of_iptables(family, rule.rule.as_ref().ok(), rule.counter, rule.to_string())
-            };
             let base = if chain.built_in { base_of(table, name) } else { None };
-            view.add(TableId::Iptables(family, table), name, base, chain.rules.iter().map(rule));
+            let id = TableId::Iptables(family, table);
+            view.add(id, name, base, chain.rules.iter().map(|rule| RuleView::live(id, rule)));
         }
         for (table, chains) in &live.native {
             for (name, chain) in chains {
-                let rules = chain.rules.iter().zip(&chain.counters);
-                let rules = rules.map(|(rule, counter)| RuleView::of_native(rule.as_ref(), *counter));
-                view.add(TableId::Native(*table), name, chain.hook.ok().flatten(), rules);
+                let id = TableId::Native(*table);
+                let rules = chain.rules.iter().map(|rule| RuleView::live(id, rule));
+                view.add(id, name, chain.hook.ok().flatten(), rules);
             }
             if chains.values().any(|chain| chain.hook.is_err()) {
                 view.caveats.push(format!(
@@ -207,8 +151,7 @@ impl RulesetView {
         if format == RuleFormat::Iptables {
             for ((family, table), rules) in &ruleset.tables {
                 let id = TableId::Iptables(*family, *table);
-                let line =
-                    |rule: &Rule| RuleView::of_iptables(*family, Some(rule), Counter::default(), rule.to_string());
+                let line = |rule| RuleView::desired(id, rule);
                 for (hook, rules) in &rules.hooks {
                     view.add(id, hook.chain(), base_of(*table, hook.chain()), rules.iter().map(line));
                 }
@@ -219,8 +162,8 @@ impl RulesetView {
         }
         for (table, chains) in &format.native(ruleset) {
             for (name, chain) in chains {
-                let rules = chain.rules.iter().map(|rule| RuleView::of_native(Some(rule), Counter::default()));
-                view.add(TableId::Native(*table), name, chain.hook, rules);
+                let id = TableId::Native(*table);
+                view.add(id, name, chain.hook, chain.rules.iter().map(|rule| RuleView::desired(id, rule)));
             }
         }
         view

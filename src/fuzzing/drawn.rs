@@ -59,13 +59,14 @@ fn sorted<T: Ord>(mut list: Vec<T>) -> Vec<T> {
     list
 }
 
+/// Draws a range without port 0, which no configuration can name.
 fn ports(from: &mut Choices<'_>) -> PortRange {
-    let usual = [(22, 22), (53, 53), (80, 80), (8000, 8010), (8005, 8005), (8011, 8011), (1, 65535), (0, 0)];
-    let (first, last) = match from.below(10) {
-        index @ 0..8 => usual[index],
+    let usual = [(22, 22), (53, 53), (80, 80), (8000, 8010), (8005, 8005), (8011, 8011), (1, 65535)];
+    let (first, last) = match from.below(9) {
+        index @ 0..7 => usual[index],
         _ => {
             let number = from.number().to_be_bytes();
-            (u16::from_be_bytes([number[0], number[1]]), u16::from_be_bytes([number[2], number[3]]))
+            (u16::from_be_bytes([number[0], number[1]]).max(1), u16::from_be_bytes([number[2], number[3]]).max(1))
         }
     };
     PortRange { first: first.min(last), last: first.max(last) }

@@ -11,16 +11,12 @@ use std::path::Path;
 
 /// The table of the sets, with its family.
 pub(super) const TABLE: &str = "inet detour-exclusions";
-/// The limit of listed elements; the rest is counted.
-const MAX_LISTED: usize = 200;
 
 /// The elements of the sets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct ContainerSets {
     /// The elements.
     pub elements: Vec<ElementLine>,
-    /// The number of further elements that are not listed.
-    pub left_out: usize,
 }
 
 /// An element: a control group whose traffic bypasses the sidecar.
@@ -46,9 +42,8 @@ impl ContainerSets {
     /// the policy excludes no container.
     pub(super) fn of(elements: &[ContainerElement], policy: Option<&Policy>) -> Option<Self> {
         let is_used = policy.is_some_and(|policy| !policy.containers.is_empty());
-        let listed = elements.iter().take(MAX_LISTED).map(|element| ElementLine::of(element, policy));
-        let left_out = elements.len().saturating_sub(MAX_LISTED);
-        (is_used || !elements.is_empty()).then(|| Self { elements: listed.collect(), left_out })
+        let lines = elements.iter().map(|element| ElementLine::of(element, policy));
+        (is_used || !elements.is_empty()).then(|| Self { elements: lines.collect() })
     }
 
     /// Adds the paths of the control groups that are found. The node's file system is mounted at `root`.
@@ -67,14 +62,11 @@ impl ContainerSets {
             let titles = ["", "scope", "container", "id", "cgroup", "path"];
             screen.titled_table(titles, self.elements.iter().map(ElementLine::row));
         }
-        if self.left_out > 0 {
-            screen.text(format!("  {} more elements not listed", self.left_out), Tone::Notable);
-        }
     }
 }
 
 impl ElementLine {
-    pub(super) fn of(element: &ContainerElement, policy: Option<&Policy>) -> Self {
+    fn of(element: &ContainerElement, policy: Option<&Policy>) -> Self {
         let ContainerElement { scope, cgroup, container } = element;
         let is_excluded = |name: &str| {
             policy.is_none_or(|policy| policy.containers.iter().any(|one| (&*one.name, one.scope) == (name, *scope)))
@@ -86,15 +78,6 @@ impl ElementLine {
             cgroup: *cgroup,
             path: None,
             foreign: container.as_ref().is_none_or(|label| !is_excluded(&label.name)),
-        }
-    }
-
-    /// Returns the element in words.
-    pub(super) fn described(&self) -> String {
-        let Self { scope, cgroup, .. } = self;
-        match (&self.container, &self.id) {
-            (Some(name), Some(id)) => format!("{name} {id} (control group {cgroup}, scope {scope})"),
-            _ => format!("an element without a container (control group {cgroup}, scope {scope})"),
         }
     }
 
@@ -167,14 +150,12 @@ mod tests {
     }
 
     #[test]
-    fn the_list_is_bounded_and_escaped_and_absent_without_the_feature() {
+    fn the_list_is_escaped_and_absent_without_the_feature() {
         assert_eq!(ContainerSets::of(&[], Some(&Policy::default())), None);
-        let many = vec![element(ContainerScope::All, Some("\u{1b}[2J")); MAX_LISTED + 3];
-        let sets = ContainerSets::of(&many, None).expect("elements");
-        assert_eq!((sets.elements.len(), sets.left_out), (MAX_LISTED, 3));
+        let sets = ContainerSets::of(&[element(ContainerScope::All, Some("\u{1b}[2J"))], None).expect("elements");
         let mut screen = Screen::plain();
         sets.write(&mut screen);
         let text = screen.into_text();
-        assert!(text.as_str().contains("\\u{1b}[2J") && text.as_str().contains("3 more elements"), "{text}");
+        assert!(text.as_str().contains("\\u{1b}[2J"), "{text}");
     }
 }

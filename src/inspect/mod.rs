@@ -6,7 +6,6 @@ mod configurations;
 pub mod doctor;
 mod elements;
 mod explain;
-mod needless_exclusions;
 mod nodes;
 mod rules;
 pub mod socket_lb;
@@ -23,11 +22,8 @@ pub use explain::{
     ExcludedContainer, ExcludedPart, ExcludedTraffic, ExplainedGuard, Explanation, InitContainer, NetworkReport, Proxy,
     Setting, Warning, explain, explained, picture,
 };
-pub use needless_exclusions::NeedlessExclusion;
-pub use nodes::{
-    AgentPod, NodeCheck, NodeResult, NodesAudit, NodesCheck, PodOfNode, has_sidecar, missing_agent, node_hint,
-};
-pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, RulesReport};
+pub use nodes::{AgentPod, NodeCheck, NodeResult, NodesCheck, has_sidecar, missing_agent, node_hint, report_of};
+pub use rules::{LiveRules, Mark, RuleLine, RulesReport};
 pub use subject::{
     AppliedConf, ConfigurationOrigin, ConfigurationSource, ManifestTexts, PlannedFormat, PodManifest, PodSelector,
     Subject, planned_format,

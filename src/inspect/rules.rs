@@ -4,8 +4,7 @@ use super::elements::ContainerSets;
 use super::terminal::{Cell, Screen, TextReport, Tone};
 use crate::cni::{Code, Error};
 use crate::firewall::{
-    AmbientRedirection, Counter, Drift, DriftKind, LiveRuleset, RuleAt, Ruleset, RulesetView, TableId, foreign_rules,
-    legacy_tables,
+    AmbientRedirection, Counter, Drift, DriftKind, LiveRuleset, RuleAt, RulesetView, foreign_rules, legacy_tables,
 };
 use crate::netns::find::FoundNetns;
 use crate::netns::{NetNs, own_addresses};
@@ -19,8 +18,6 @@ use std::time::Duration;
 
 /// Timeout for the lock of the network namespace, which a plugin call may hold.
 pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
-/// Limit for the differing rules of a netfilter chain that are listed; the rest is counted.
-const MAX_LISTED: usize = 200;
 
 /// The live rules of a network namespace, and the desired state of its attachments.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +47,7 @@ impl LiveRules {
         let missing =
             || Error::new(Code::InvalidNetns, format!("{}: expected a network namespace, found none", path.display()));
         let netns = NetNs::open(path)?.ok_or_else(missing)?;
-        Self::within(path, None, &netns, NetnsState::find(store, &netns)?)
+        Self::within(path, &netns, NetnsState::find(store, &netns)?)
     }
 
     /// Reads the network namespace of a pod, with the saved state of its container if that is known.
@@ -63,20 +60,16 @@ impl LiveRules {
             Some(container_id) => NetnsState::of_sandbox(store, container_id, &netns)?,
             None => NetnsState::find(store, &netns)?,
         };
-        Self::within(&found.netns, Some(found.evidence.clone()), &netns, desired)
+        let found_by = Some(found.evidence.clone());
+        Ok(Self { found_by, ..Self::within(&found.netns, &netns, desired)? })
     }
 
-    fn within(
-        path: &Path,
-        found_by: Option<String>,
-        netns: &NetNs,
-        desired: Option<NetnsState>,
-    ) -> Result<Self, Error> {
+    fn within(path: &Path, netns: &NetNs, desired: Option<NetnsState>) -> Result<Self, Error> {
         netns.enter(LOCK_TIMEOUT, || {
             let legacy = legacy_tables().iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
             let unfixed = desired.as_ref().map_or_else(|| Ok(Vec::new()), |desired| desired.fixtures.drift())?;
             let (live, addresses) = (LiveRuleset::now()?, own_addresses()?);
-            Ok(Self { netns: path.to_owned(), found_by, live, desired, addresses, legacy, unfixed })
+            Ok(Self { netns: path.to_owned(), found_by: None, live, desired, addresses, legacy, unfixed })
         })
     }
 
@@ -99,11 +92,9 @@ impl LiveRules {
     #[must_use]
     pub fn report(&self) -> RulesReport {
         let state = self.desired.as_ref();
-        let desired = state.map(|state| &state.rules);
         let drift = state.map(|state| state.rule_format.drift(&self.live, &state.rules));
         let as_asked = drift.as_ref().map(|drift| drift.is_empty() && self.unfixed.is_empty());
-        let foreign = desired.map(|desired| foreign_rules(&self.live, desired)).unwrap_or_default();
-        let (rules, left_out) = compare(&RulesetView::live(&self.live), desired, drift.unwrap_or_default(), foreign);
+        let foreign = state.map(|state| foreign_rules(&self.live, &state.rules)).unwrap_or_default();
         RulesReport {
             netns: self.netns.display().to_string(),
             found_by: self.found_by.clone(),
@@ -113,8 +104,7 @@ impl LiveRules {
             ambient: AmbientRedirection::of(&self.live).map(AmbientRedirection::place),
             legacy: self.legacy.clone(),
             absent: self.unfixed.clone(),
-            rules,
-            left_out,
+            rules: compare(&RulesetView::live(&self.live), drift.unwrap_or_default(), foreign),
             containers: ContainerSets::of(&self.live.containers, state.map(|state| &state.policy)),
             all: false,
         }
@@ -140,10 +130,8 @@ pub struct RulesReport {
     pub legacy: Vec<String>,
     /// Missing addresses, routes and policy rules of its attachments, one line each.
     pub absent: Vec<String>,
-    /// All live and missing rules, except those in `left_out`.
+    /// All live and missing rules.
     pub rules: Vec<RuleLine>,
-    /// Netfilter chains with more foreign, extra and moved rules than are listed.
-    pub left_out: Vec<OmittedRules>,
     /// The elements of the sets of excluded containers; `None` if no container is excluded.
     pub containers: Option<ContainerSets>,
     /// Whether a table with differences also lists all rules.
@@ -161,17 +149,6 @@ impl RulesReport {
         });
         before.filter(|line| line.mark == Mark::Foreign).collect()
     }
-}
-
-/// The rules of a netfilter chain that are not listed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct OmittedRules {
-    /// The table with its family.
-    pub table: String,
-    /// The netfilter chain.
-    pub chain: String,
-    /// The number of rules.
-    pub rules: usize,
 }
 
 /// A live or missing rule.
@@ -202,13 +179,14 @@ impl RuleLine {
         !matches!(self.mark, Mark::Fine | Mark::Foreign)
     }
 
-    /// Returns the rule with its place and its difference, in one line.
+    /// Returns whether the rule is the same as another one, in the same netfilter chain.
+    pub(super) fn equals(&self, other: &Self) -> bool {
+        (&self.table, &self.chain, &self.rule) == (&other.table, &other.chain, &other.rule)
+    }
+
+    /// Returns a rule that is not [`Mark::Fine`] with its place and its difference, in one line.
     pub(super) fn described(&self) -> String {
-        let how = match self.mark {
-            Mark::Fine => "present",
-            mark => mark.label().0,
-        };
-        format!("{how}: {} {} {}", self.table, self.chain, self.rule).trim_end().to_owned()
+        format!("{}: {} {} {}", self.mark.label().0, self.table, self.chain, self.rule).trim_end().to_owned()
     }
 }
 
@@ -241,40 +219,16 @@ impl Mark {
 }
 
 /// Marks the live rules, and adds the missing rules of each chain behind it.
-///
-/// Lists at most [`MAX_LISTED`] differing rules per chain, and counts the others.
-fn compare(
-    live: &RulesetView,
-    desired: Option<&Ruleset>,
-    drift: Vec<Drift>,
-    foreign: Vec<RuleAt>,
-) -> (Vec<RuleLine>, Vec<OmittedRules>) {
-    let (mut lines, mut left_out) = (Vec::new(), Vec::new());
+pub(super) fn compare(live: &RulesetView, drift: Vec<Drift>, foreign: Vec<RuleAt>) -> Vec<RuleLine> {
+    let mut lines = Vec::new();
     let (mut marks, mut absent) = marks_and_absent(drift);
     foreign.into_iter().for_each(|at| marks.entry(at).or_default().push_back(Mark::Foreign));
     for (table, chains) in live.tables() {
         for (name, chain) in chains {
-            let is_desired = match (desired, table) {
-                (None, _) => false,
-                (Some(_), TableId::Native(_)) => true,
-                (Some(desired), TableId::Iptables(family, of)) => {
-                    chain.base.is_some() || desired.has_chain(family, of, name)
-                }
-            };
-            let (mut listed, mut more) = (0, 0);
             for rule in &chain.rules {
                 let at = RuleAt { table, chain: name.clone(), rule: rule.text.clone() };
                 let mark = marks.get_mut(&at).and_then(VecDeque::pop_front).unwrap_or(Mark::Fine);
-                let counts = mark != Mark::Fine || !is_desired;
-                if counts && listed == MAX_LISTED {
-                    more += 1;
-                    continue;
-                }
-                listed += usize::from(counts);
                 lines.push(RuleLine::of(at, mark, Some(rule.counter)));
-            }
-            if more > 0 {
-                left_out.push(OmittedRules { table: table.place(), chain: name.clone(), rules: more });
             }
             let of_chain =
                 absent.extract_if(.., |(at, _)| (at.table, &at.chain) == (table, name) && !at.rule.is_empty());
@@ -282,7 +236,7 @@ fn compare(
         }
     }
     lines.extend(absent.into_iter().map(|(at, mark)| RuleLine::of(at, mark, None)));
-    (lines, left_out)
+    lines
 }
 
 /// The marks of live rules that differ; equal rules have one each.
@@ -325,9 +279,6 @@ impl TextReport for RulesReport {
             screen.text(format!("{rest} other rules are as desired; to list them, use --all"), Tone::Faint);
         } else {
             write_tables(screen, "", &all);
-        }
-        for OmittedRules { table, chain, rules } in &self.left_out {
-            screen.text(format!("{table} {chain}: {rules} more rules not listed"), Tone::Notable);
         }
         self.containers.iter().for_each(|sets| sets.write(screen));
     }
@@ -377,6 +328,7 @@ fn write_tables(screen: &mut Screen, heading: &str, rules: &[&RuleLine]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::firewall::TableId;
     use crate::firewall::native::rule::NativeTable;
     use crate::firewall::rule::{Family, Table};
 
@@ -393,10 +345,10 @@ mod tests {
             drift(nat, "ISTIO_REDIRECT", ""),
             drift(nat, "ISTIO_REDIRECT", "-p tcp -j REDIRECT --to-ports 15001"),
         ];
-        let (lines, left_out) = compare(&RulesetView::default(), None, differences, Vec::new());
+        let lines = compare(&RulesetView::default(), differences, Vec::new());
         let described: Vec<_> = lines.iter().map(|line| (line.chain.as_str(), line.rule.as_str(), line.mark)).collect();
         let rule = "-p tcp -j REDIRECT --to-ports 15001";
         assert_eq!(described, [("NAT_OUTPUT", "", Mark::Missing), ("ISTIO_REDIRECT", rule, Mark::Missing)]);
-        assert!(lines.iter().all(RuleLine::is_drift) && left_out.is_empty());
+        assert!(lines.iter().all(RuleLine::is_drift));
     }
 }

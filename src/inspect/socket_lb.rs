@@ -1,7 +1,6 @@
 //! Socket load balancing: eBPF programs at the root control group that replace a Service's address when a process connects
 //! or sends, before netfilter sees a packet. Their products pin the links of the programs in the BPF file system.
 
-use crate::host_path::{HostPath, HostRoot};
 use crate::trusted_file::names_in;
 use std::path::Path;
 
@@ -43,9 +42,8 @@ static PRODUCTS: [Product; 2] = [
 #[must_use]
 pub fn products(root: &Path) -> Option<Vec<&'static Product>> {
     // An agent's container has no mount of it; the root directory of the node's first process has it (proc_pid_root(5)).
-    let of_first_process = root.join("proc/1/root").join(BPF.trim_start_matches('/'));
-    let reached = HostPath::new(BPF).and_then(|path| HostRoot::new(root).reach(&path).ok());
-    let place = reached.into_iter().chain([of_first_process]).find(|place| names_in(place).is_ok())?;
+    let place = root.join("proc/1/root").join(BPF.trim_start_matches('/'));
+    names_in(&place).ok()?;
     let is_attached = |product: &&Product| {
         let mut names =
             product.directories.iter().flat_map(|directory| names_in(&place.join(directory)).unwrap_or_default());
@@ -66,12 +64,12 @@ mod tests {
             ("sys/fs/bpf/cilium/socketlb/links/cgroup/cil_sock4_connect", Some(0)),
             ("sys/fs/bpf/cilium/socketlb/links/cgroup/cil_sock6_sendmsg", Some(0)),
             ("sys/fs/bpf/cilium/socketlb/links/cgroup/cil_sock_release", None),
-            ("proc/1/root/sys/fs/bpf/ctlb/calico_connect_v46", Some(1)),
+            ("sys/fs/bpf/ctlb/calico_connect_v46", Some(1)),
             ("sys/fs/bpf/calico_connect_v6", Some(1)),
             ("sys/fs/bpf/tc/globals/cali_v4_nat_fe", None),
         ] {
             let root = Directory::new("socket-lb");
-            let path = root.join(pin);
+            let path = root.join("proc/1/root").join(pin);
             fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
             fs::write(path, "").expect("a file");
             let expected: Vec<&Product> = expected.map(|index: usize| &PRODUCTS[index]).into_iter().collect();

@@ -2,7 +2,7 @@
 //! may return: a process with `CAP_NET_ADMIN` in a pod decides how many objects the pod's namespace contains.
 
 use super::attributes::Attributes;
-use super::message::{
+use super::{
     Messages, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, Received, split,
 };
 use nix::errno::Errno;

@@ -78,8 +78,7 @@ fn serve(request: &Request, document: &mut Document, program: &str) -> Result<Op
     if let Err(error) = &outcome {
         tracing::error!(code = error.number(), "{error}");
     }
-    events.finish();
-    node::report(request, &conf, &outcome, started, &events);
+    node::report(request, &conf, &outcome, started, events.finish());
     outcome
 }
 

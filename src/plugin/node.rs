@@ -9,7 +9,7 @@ use crate::cni::{
     Request, configuration,
 };
 use crate::host_path::HostPath;
-use crate::logging::CallEvents;
+use crate::logging::Collected;
 use crate::trusted_file;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
@@ -141,7 +141,7 @@ pub(super) fn report<T>(
     conf: &NetConf,
     outcome: &Result<T, Error>,
     started: Instant,
-    events: &CallEvents,
+    events: Collected,
 ) {
     // Runtimes call STATUS every few seconds.
     let Some(socket) = conf.kubernetes.agent_socket.as_ref().filter(|_| request.command != CniCommand::Status) else {
@@ -156,10 +156,10 @@ pub(super) fn report<T>(
         ifname: request.ifname.clone(),
         code: error.map(Error::number),
         error: error.map(|error| error.to_string().chars().take(MAX_REPORTED_ERROR).collect()).unwrap_or_default(),
-        facts: events.facts(),
+        facts: events.facts,
         wall_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
         cpu_us: cpu_us(),
-        warnings: events.warnings(),
+        warnings: events.warnings,
     };
     agent::tell(socket, report);
 }

@@ -124,7 +124,7 @@ const NEVER_STARTED: &str = "Failed to create pod sandbox: rpc error: code = Unk
     sandbox k8s_web-0_shop_0(1): error adding pod shop_web-0 to CNI network \"multus-cni-network\": [shop/web-0:istio-cni]: \
     error adding container to network \"istio-cni\": failed to find plugin \"istio-cni\" in path [/var/lib/cni/bin]";
 
-const SANDBOXES: [Fault; 11] = [
+const SANDBOXES: [Fault; 10] = [
     ("netns-gone", "netns-found", AS_IS, gone),
     ("rules-flushed", "rules-equal", AS_IS, |scene| scene.netns.run("nft flush ruleset")),
     ("rule-removed", "rules-equal", AS_IS, |scene| scene.netns.run("iptables -t nat -D ISTIO_OUTPUT 3")),
@@ -151,10 +151,6 @@ const SANDBOXES: [Fault; 11] = [
     ("plugin-never-ran", "rules-equal", |plan| plan.is_added = false, NOTHING),
     ("proxy-not-listening", "proxy-listening", |plan| plan.proxy.1 = &[15006, 15053], NOTHING),
     ("proxy-of-another-user", "proxy-listening", |plan| plan.proxy.0 = PROXY - 1, NOTHING),
-    ("plugin-complains", "plugin-log", AS_IS, |scene| {
-        let line = "time=2026-01-01T00:00:00Z level=error msg=\"the kernel refused it\" command=ADD pod=shop/web-0\n";
-        scene.write("var/log/detour.log", line);
-    }),
 ];
 
 fn mode(scene: &Scene, within: &str, mode: u32) {

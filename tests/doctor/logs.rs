@@ -128,7 +128,7 @@ fn terminals_do_not_act_on_text_of_others_and_no_secret_is_shown() {
     plan.cluster.events = vec![event("FailedCreatePodSandBox", &format!("failed {hostile} password=s3cr3t"))];
     scene(plan, |scene| {
         let text = format!("{} sent Bearer {planted} to http://u:s3cr3t@host", hostile.replace('\n', ""));
-        scene.write("var/log/detour.log", &format!("time=x level=error msg=\"{text}\" pod=shop/web-0\n"));
+        record(scene, &["containerd"], &[&format!("node-1 containerd[77]: level=error msg=\"{text}\" pod=shop/web-0")]);
         scene.netns.within(|| {
             let iptables = |arguments: &[&str]| {
                 let status = Command::new("iptables").args(["-t", "nat"]).args(arguments).status();

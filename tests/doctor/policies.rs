@@ -119,9 +119,9 @@ fn assert_line(scene: &Scene, outcome: &str, found: &[&str], next: &str) {
 #[test]
 fn the_line_of_a_pod_is_what_the_agent_reports_about_it() {
     scene(Plan::new(), |scene| {
-        assert_line(scene, "pass", &["the pod follows changes of its policy"], "");
+        assert_line(scene, "pass", &["running pods follow changes of their policies"], "");
         answer(scene, false, [1, 0, 0, 0], &[]);
-        assert_line(scene, "pass", &["the pod follows no change (livePolicy is off)"], "");
+        assert_line(scene, "pass", &["running pods follow no change (livePolicy is off)"], "");
         let reason = "annotation \"detour.io/exclude-uids\": invalid UID \"20\u{1b}x\"";
         answer(scene, true, [0, 1, 0, 0], &[pod("web-0", "rejected", reason)]);
         assert_line(scene, "warn", &["rejected: ", "detour.io/exclude-uids"], "correct the value");

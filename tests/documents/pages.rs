@@ -357,7 +357,7 @@ fn the_limits_are_those_of_the_source() {
         ("cni/block.rs", "LIST_ITEMS: usize = 2000;", "a list:", "2000 items"),
         ("cni/block.rs", "MAX_LIST_BYTES: usize = 64 * 1024;", "a list:", "64 KiB of text"),
         ("sub_plugins/context.rs", "MAX_EXCLUSIONS: usize = 10_000;", "exclusions of a pod", "10000"),
-        ("firewall/from_policy.rs", "MAX_RULES: usize = 16_000;", "rules of a pod", "16000"),
+        ("firewall/istio.rs", "MAX_RULES: usize = 16_000;", "rules of a pod", "16000"),
         ("sub_plugins/settings.rs", "MAX_GROUPS: usize = 64;", "`owner_groups_include`", "64 groups"),
         ("sub_plugins/context.rs", "MAX_CONTAINERS: usize = 100;", "containers of a pod", "100"),
         ("sub_plugins/container_exclude.rs", "MAX_ITEMS: usize = 100;", "`containers` of", "100 items"),

@@ -4,8 +4,7 @@
 use crate::run::{Run, detour, file};
 use crate::support::new_netns::in_new_netns;
 use detour_cni::firewall::nfnetlink::NfSocket;
-use detour_cni::firewall::rule::{Family, Hook, Is, Rule, Table};
-use detour_cni::firewall::target::Target;
+use detour_cni::firewall::rule::{Condition, Family, Hook, Key, Rule, Table, Target};
 use detour_cni::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use detour_cni::printable::is_interpreted;
 use serde_json::{Value, json};
@@ -54,8 +53,8 @@ fn strings(value: &Value) -> Vec<&str> {
 fn commit_hostile_rules() {
     let mut rules = Ruleset::default();
     let table = rules.tables.entry((Family::Ip, Table::Nat)).or_default();
-    table.append(HOSTILE, Rule::new(Target::Return).out_interface(Is { not: false, value: INTERFACE }));
-    table.hook(Hook::Output, Rule::jump(HOSTILE).out_interface(Is { not: false, value: INTERFACE }));
+    table.append(HOSTILE, Rule::new(Target::Return).on(Condition::interface(Key::OutInterface, INTERFACE)));
+    table.hook(Hook::Output, Rule::jump(HOSTILE).on(Condition::interface(Key::OutInterface, INTERFACE)));
     let mut socket = NfSocket::open().expect("nfnetlink");
     let before = LiveRuleset::read(&mut socket).expect("readable");
     let plan = RuleFormat::Iptables.plan(&before, &Ruleset::default(), &rules, &CreatedTables::default());

@@ -5,7 +5,7 @@ use crate::run::{detour, file};
 use crate::support::new_netns::{in_new_netns, tool};
 use detour_cni::firewall::nfnetlink::NfSocket;
 use detour_cni::firewall::rule::Family;
-use detour_cni::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
+use detour_cni::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset, TableId};
 use detour_cni::inspect::{ManifestTexts, PodManifest, PodSelector, configuration, explain};
 use std::path::Path;
 
@@ -33,7 +33,8 @@ const CONF: &str = r#"{"name": "mesh", "type": "detour", "kubernetes": {"kubecon
 /// Returns all rules as text, without handles and counters.
 fn rules(live: &LiveRuleset) -> Vec<String> {
     let chains = live.chains().flat_map(|(family, table, name, chain)| {
-        chain.rules.iter().map(move |rule| format!("{} {} -A {name} {rule}", family.name(), table.name()))
+        let id = TableId::Iptables(family, table);
+        chain.rules.iter().map(move |rule| format!("{} -A {name} {}", id.place(), rule.text(id)))
     });
     chains.collect()
 }

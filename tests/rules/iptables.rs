@@ -21,10 +21,10 @@ fn restore_text(ruleset: &Ruleset, family: Family) -> String {
             writeln!(text, ":{chain} - [0:0]").expect("text");
         }
         for (hook, rules) in &rules.hooks {
-            rules.iter().for_each(|rule| writeln!(text, "-A {} {rule}", hook.chain()).expect("text"));
+            rules.iter().for_each(|rule| writeln!(text, "-A {} {}", hook.chain(), rule.iptables_text()).expect("text"));
         }
         for (chain, rules) in &rules.chains {
-            rules.iter().for_each(|rule| writeln!(text, "-A {chain} {rule}").expect("text"));
+            rules.iter().for_each(|rule| writeln!(text, "-A {chain} {}", rule.iptables_text()).expect("text"));
         }
         writeln!(text, "COMMIT").expect("text");
     }

@@ -41,7 +41,7 @@ fn commit(desired: &Ruleset) {
 fn found(live: &LiveRuleset) -> NativeTables {
     let chain = |chain: &native::NativeLiveChain| native::rule::NativeChain {
         hook: chain.hook.expect("a hook of ours"),
-        rules: chain.rules.iter().map(|rule| rule.clone().expect("a rule of ours")).collect(),
+        rules: chain.rules.iter().map(|rule| rule.rule.clone().expect("a rule of ours")).collect(),
     };
     let table = |(table, chains): (_, &std::collections::BTreeMap<_, _>)| {
         let chains = chains.iter().map(|(name, c): (&String, _)| (name.clone().into(), chain(c)));

@@ -7,7 +7,8 @@ use super::{doctor, explain, print_message, print_result, print_usage, rules};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 use detour_cni::cni::{Code, Error};
-use detour_cni::inspect::{AgentPod, NodeCheck, NodesAudit, NodesCheck, has_sidecar, missing_agent};
+use detour_cni::inspect::audit::AuditReport;
+use detour_cni::inspect::{AgentPod, NodeCheck, NodesCheck, has_sidecar, missing_agent, report_of};
 use detour_cni::printable::Text;
 use serde_json::Value;
 use std::io;
@@ -287,9 +288,9 @@ fn audit(kubectl: &Kubectl, arguments: &AuditArguments) -> Result<CommandOutput,
         all.chunk_by(|a, b| a.node == b.node).filter_map(|of_node| AgentPod::choose(of_node)).collect();
     let mut words = vec!["/detour", "audit", "--root", "/host", "-o", "json"];
     words.extend(namespace.iter().flat_map(|namespace| ["-n", namespace]));
-    let mut report = NodesAudit::default();
+    let mut report = AuditReport::default();
     for (agent, output) in kubectl.run_in_all(&agents, &words, TIMEOUT) {
-        report.add(&agent.node, output);
+        report.add(&agent.node, output.and_then(report_of));
     }
     match not_audited(kubectl, namespace, &agents) {
         Ok(nodes) => nodes.into_iter().for_each(|(node, error)| report.add(&node, Err(error))),

@@ -7,6 +7,7 @@ use crate::cni::{closest, did_you_mean};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tracing::level_filters::LevelFilter;
 
 /// The key of the entry in an own list with the directory of the cluster network's list.
 pub const CNI_CONF_DIR: &str = "cni_conf_dir";
@@ -35,49 +36,25 @@ pub(super) fn delegate_timeout(keys: &BlockReader<'_>) -> Result<Duration, Error
     Ok(Duration::from_secs(seconds.into()))
 }
 
-/// The minimum severity of the events that are logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogLevel {
-    /// No events (istio-cni's `none`).
-    Off,
-    /// Failures.
-    Error,
-    /// Also events that may need attention.
-    Warn,
-    /// Also the decisions of each call, one line per call.
-    Info,
-    /// Also the reasons for decisions.
-    Debug,
+/// Reads the minimum severity of the events that are logged: `log_level`, else istio-cni's `plugin_log_level`.
+pub(super) fn log_level(reader: &BlockReader<'_>) -> Result<Option<LevelFilter>, Error> {
+    let own = log_level_of(reader, "log_level")?;
+    if own.is_some() { Ok(own) } else { log_level_of(reader, "plugin_log_level") }
 }
 
-impl LogLevel {
-    /// Reads `log_level`, else istio-cni's `plugin_log_level`.
-    pub(super) fn read(reader: &BlockReader<'_>) -> Result<Option<Self>, Error> {
-        let own = Self::read_key(reader, "log_level")?;
-        if own.is_some() { Ok(own) } else { Self::read_key(reader, "plugin_log_level") }
-    }
-
-    /// Reads the level of one key. Multus's level `verbose` is accepted only in Multus's key `logLevel`.
-    pub(super) fn read_key(reader: &BlockReader<'_>, key: &'static str) -> Result<Option<Self>, Error> {
-        let Some(name) = text(reader, key)? else { return Ok(None) };
-        let invalid = || wrong_type(key, &Value::from(name), "one of none, error, warn, info, debug");
-        let is_verbose = key == "logLevel" && name.eq_ignore_ascii_case("verbose");
-        is_verbose.then_some(Self::Info).or_else(|| Self::named(name)).map(Some).ok_or_else(invalid)
-    }
-
-    /// Returns the level with this name, in upper or lower case: the names of istio-cni and of maistra's plugin
-    /// (logrus).
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        match name.to_ascii_lowercase().as_str() {
-            "none" | "off" => Some(Self::Off),
-            "panic" | "fatal" | "error" => Some(Self::Error),
-            "warn" | "warning" => Some(Self::Warn),
-            "info" => Some(Self::Info),
-            "debug" | "trace" => Some(Self::Debug),
-            _ => None,
-        }
-    }
+/// Reads the level of one key, in upper or lower case: the names of istio-cni and of maistra's plugin (logrus). Multus's
+/// level `verbose` is accepted only in Multus's key `logLevel`.
+pub(super) fn log_level_of(reader: &BlockReader<'_>, key: &'static str) -> Result<Option<LevelFilter>, Error> {
+    let Some(name) = text(reader, key)? else { return Ok(None) };
+    Ok(Some(match name.to_ascii_lowercase().as_str() {
+        "none" | "off" => LevelFilter::OFF,
+        "panic" | "fatal" | "error" => LevelFilter::ERROR,
+        "warn" | "warning" => LevelFilter::WARN,
+        "info" => LevelFilter::INFO,
+        "verbose" if key == "logLevel" => LevelFilter::INFO,
+        "debug" | "trace" => LevelFilter::DEBUG,
+        _ => return Err(wrong_type(key, &Value::from(name), "one of none, error, warn, info, debug")),
+    }))
 }
 
 /// The capability with which runtimes pass all annotations of the pod (containerd, `internal/cri/annotations`; CRI-O,
@@ -283,21 +260,21 @@ mod tests {
     use serde_json::json;
     use std::time::{Duration, Instant};
 
-    fn read(conf: &Value) -> Result<Option<LogLevel>, Error> {
-        LogLevel::read(&Block::new("", conf).expect("an object").reader())
+    fn read(conf: &Value) -> Result<Option<LevelFilter>, Error> {
+        log_level(&Block::new("", conf).expect("an object").reader())
     }
 
     #[test]
     fn level_names_of_istio_cni_and_logrus_are_accepted() {
         for (name, wanted) in [
-            ("none", LogLevel::Off),
-            ("panic", LogLevel::Error),
-            ("fatal", LogLevel::Error),
-            ("error", LogLevel::Error),
-            ("warn", LogLevel::Warn),
-            ("warning", LogLevel::Warn),
-            ("info", LogLevel::Info),
-            ("DEBUG", LogLevel::Debug),
+            ("none", LevelFilter::OFF),
+            ("panic", LevelFilter::ERROR),
+            ("fatal", LevelFilter::ERROR),
+            ("error", LevelFilter::ERROR),
+            ("warn", LevelFilter::WARN),
+            ("warning", LevelFilter::WARN),
+            ("info", LevelFilter::INFO),
+            ("DEBUG", LevelFilter::DEBUG),
         ] {
             assert_eq!(read(&json!({"log_level": name})), Ok(Some(wanted)), "{name}");
             assert_eq!(read(&json!({"plugin_log_level": name})), Ok(Some(wanted)), "{name}");
@@ -315,7 +292,7 @@ mod tests {
     #[test]
     fn verbose_is_accepted_in_multus_key_alone() {
         let keys = Block::new("", &json!({"logLevel": "verbose"})).expect("an object");
-        assert_eq!(LogLevel::read_key(&keys.reader(), "logLevel"), Ok(Some(LogLevel::Info)));
+        assert_eq!(log_level_of(&keys.reader(), "logLevel"), Ok(Some(LevelFilter::INFO)));
         for key in ["log_level", "plugin_log_level"] {
             assert!(read(&json!({key: "verbose"})).is_err(), "{key}");
         }

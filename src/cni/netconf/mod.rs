@@ -7,7 +7,7 @@ use crate::cni::request::CniCommand;
 pub use chain::{ALLOW, BlockBounds, Bounds, OUTSIDE_BOUNDS, OWN_TYPES, OutsideBounds, PROGRAM, REQUEST, SUB_PLUGINS};
 pub(super) use chain::{NODE_BOUNDS, blocks, kind};
 pub(super) use keys::is_of_this_plugin;
-pub use keys::{CNI_CONF_DIR, LogLevel, POD_ANNOTATIONS, unknown_key};
+pub use keys::{CNI_CONF_DIR, POD_ANNOTATIONS, unknown_key};
 pub use kubernetes::{DEFAULT_AGENT_PREFIXES, Kubernetes};
 pub use net_conf::{AUTO_DIALECT, GROUP_FILE, NetConf, RuleFormat, ValidAttachment};
 pub(super) use primary::is_primary;

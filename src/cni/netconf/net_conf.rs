@@ -1,7 +1,7 @@
 //! The network configuration of this plugin, parsed except for the blocks of its sub-plugins.
 
 use super::chain::{Bounds, blocks, kind, redirects};
-use super::keys::{self, CNI_CONF_DIR, LogLevel, POD_ANNOTATIONS, absolute, check_annotations, delegate_timeout, text};
+use super::keys::{self, CNI_CONF_DIR, POD_ANNOTATIONS, absolute, check_annotations, delegate_timeout, text};
 use super::kubernetes::Kubernetes;
 use super::primary::Primary;
 use crate::cni::block::{Block, BlockReader};
@@ -17,6 +17,7 @@ use serde_json::{Map, Value};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+use tracing::level_filters::LevelFilter;
 
 /// The file in which names of groups are looked up (group(5)).
 pub const GROUP_FILE: &str = "/etc/group";
@@ -31,7 +32,7 @@ pub struct NetConf {
     /// `type`: `detour`, `istio-cni`, `excludedns`, or any other in a configuration with `chain`.
     pub kind: String,
     /// `log_level`, or istio-cni's `plugin_log_level`.
-    pub log_level: LogLevel,
+    pub log_level: LevelFilter,
     /// `log_file`: log lines are appended to this file, in addition to stderr.
     pub log_file: Option<PathBuf>,
     /// `cni_conf_dir`: the directory of the cluster network's configuration list, of which this list is a copy.
@@ -119,7 +120,7 @@ impl NetConf {
         let mut warnings = keys::at_the_top(&document.block.keys);
         let mut kubernetes = Kubernetes::read(&keys, &mut warnings)?;
         let primary = Primary::read(&keys, &mut warnings)?;
-        let (mut log_level, mut log_file) = (LogLevel::read(&keys)?, absolute(&keys, "log_file")?);
+        let (mut log_level, mut log_file) = (keys::log_level(&keys)?, absolute(&keys, "log_file")?);
         if let Some(primary) = &primary {
             log_level = log_level.or(primary.log_level);
             log_file = log_file.or_else(|| primary.log_file.clone());
@@ -140,7 +141,7 @@ impl NetConf {
             cni_version: document.cni_version.clone(),
             bounds: Bounds::of_configuration(&keys, &chain, &name)?,
             name,
-            log_level: log_level.unwrap_or(LogLevel::Info),
+            log_level: log_level.unwrap_or(LevelFilter::INFO),
             log_file,
             cni_conf_dir: absolute(&keys, CNI_CONF_DIR)?,
             kubernetes,
@@ -290,7 +291,7 @@ mod tests {
     fn the_smallest_configuration_has_all_defaults() {
         let conf = parse(&json!({"name": "n"})).expect("accepted");
         assert_eq!((conf.cni_version.as_str(), conf.name.as_str(), conf.kind.as_str()), ("0.1.0", "n", "detour"));
-        assert_eq!((conf.log_level, conf.log_file), (LogLevel::Info, None));
+        assert_eq!((conf.log_level, conf.log_file), (LevelFilter::INFO, None));
         assert_eq!(conf.rule_format, None);
         assert!(conf.args.is_empty() && conf.runtime_config.is_empty());
         assert_eq!((conf.prev_result, conf.valid_attachments), (None, None));
@@ -338,7 +339,7 @@ mod tests {
             "native_nftables": true, "enable_ambient_detection_retry": false, "ipam": {}, "dns": {},
         }))
         .expect("accepted");
-        assert_eq!((conf.log_level, conf.rule_format), (LogLevel::Debug, Some(RuleFormat::Nftables)));
+        assert_eq!((conf.log_level, conf.rule_format), (LevelFilter::DEBUG, Some(RuleFormat::Nftables)));
         assert_eq!(conf.kubernetes.kubeconfig, Some("/var/run/istio-cni/istio-cni-kubeconfig".into()));
         assert_eq!(conf.kubernetes.exclude_namespaces, ["istio-system", "kube-system"]);
         assert_eq!(conf.kubernetes.agent_namespace.as_deref(), Some("istio-system"));
@@ -362,7 +363,7 @@ mod tests {
             "name": "n", "dialect": "auto", "native_nftables": true, "log_level": "warn", "plugin_log_level": "debug",
         }));
         let conf = conf.expect("accepted");
-        assert_eq!((conf.rule_format, conf.auto_format, conf.log_level), (None, None, LogLevel::Warn));
+        assert_eq!((conf.rule_format, conf.auto_format, conf.log_level), (None, None, LevelFilter::WARN));
     }
 
     #[test]
@@ -435,14 +436,14 @@ mod tests {
         let conf = parse(&multus).expect("accepted");
         assert_eq!(conf.kubernetes.kubeconfig, Some("/m".into()));
         assert_eq!((conf.kubernetes.cni_bin_dir, conf.log_file), (Some("/m/bin".into()), Some("/m.log".into())));
-        assert_eq!(conf.log_level, LogLevel::Debug);
+        assert_eq!(conf.log_level, LevelFilter::DEBUG);
         let mut both = multus;
         both["kubernetes"] = json!({"kubeconfig": "/k", "cni_bin_dir": "/k/bin"});
         (both["log_file"], both["log_level"]) = (json!("/k.log"), json!("warn"));
         let conf = parse(&both).expect("accepted");
         assert_eq!(conf.kubernetes.kubeconfig, Some("/k".into()));
         assert_eq!((conf.kubernetes.cni_bin_dir, conf.log_file), (Some("/k/bin".into()), Some("/k.log".into())));
-        assert_eq!(conf.log_level, LogLevel::Warn);
+        assert_eq!(conf.log_level, LevelFilter::WARN);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! some that Multus does not have.
 
 use super::chain::OWN_TYPES;
-use super::keys::{LogLevel, absolute, text};
+use super::keys::{absolute, log_level_of, text};
 use crate::cni::block::BlockReader;
 use crate::cni::block::wrong_type;
 use crate::cni::document::Document;
@@ -11,6 +11,7 @@ use crate::cni::names::{is_dns_label, is_dns_subdomain, is_identifier};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tracing::level_filters::LevelFilter;
 
 /// The default directory of delegates' executables.
 const BIN_DIR: &str = "/opt/cni/bin";
@@ -71,7 +72,7 @@ pub struct Primary {
     /// `logFile`; `log_file` takes precedence.
     pub(super) log_file: Option<PathBuf>,
     /// `logLevel`; `log_level` takes precedence.
-    pub(super) log_level: Option<LogLevel>,
+    pub(super) log_level: Option<LevelFilter>,
 }
 
 /// The default network of pods.
@@ -143,7 +144,7 @@ impl Primary {
             merge_addresses: keys.boolean("merge_addresses")?.unwrap_or(false),
             network_status: keys.one_of("network_status", &statuses)?.unwrap_or(NetworkStatus::Auto),
             log_file: absolute(keys, "logFile")?,
-            log_level: LogLevel::read_key(keys, "logLevel")?,
+            log_level: log_level_of(keys, "logLevel")?,
         };
         if text(keys, "daemonSocketDir")?.is_some() {
             primary.paths_mut().for_each(on_the_node);
@@ -372,7 +373,7 @@ mod tests {
         assert!(primary.namespace_isolation && primary.readiness_file.is_none());
         let wanted = ["default", "openshift-multus", "openshift-sriov-network-operator", "openshift-cnv"];
         assert_eq!(primary.global_namespaces, wanted);
-        assert_eq!((primary.bin_dir, primary.log_level), ("/var/lib/cni/bin".into(), Some(LogLevel::Info)));
+        assert_eq!((primary.bin_dir, primary.log_level), ("/var/lib/cni/bin".into(), Some(LevelFilter::INFO)));
         assert!(warnings.len() == 1 && warnings[0].starts_with("daemonSocketDir: ignored"), "{warnings:?}");
     }
 

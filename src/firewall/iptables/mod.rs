@@ -3,16 +3,16 @@
 //!
 //! * `xt`: xtables matches and targets as C structures
 
-use crate::firewall::expression::{Base, Expression, Meta, encodes_as};
-use crate::firewall::rule::{CtState, Family, Hook, Is, Match, Name, Rule, Ruleset, Table, protocol_number};
-use crate::firewall::target::Target;
+use crate::firewall::expression::{Expression, NftVerdict, encodes_as};
+use crate::firewall::native::rule::{address, interface, protocol_name, span_text};
+use crate::firewall::native::wire::{ExpressionReader, compare};
+use crate::firewall::rule::{Condition, Family, Hook, INVALID, Key, Rule, Table, Target};
+use crate::firewall::ruleset::Ruleset;
+use crate::firewall::set::Span;
 use crate::netlink::attributes::Attributes;
-use crate::policy::{PortRange, Protocol};
 use crate::trusted_file::read_text;
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use std::collections::BTreeSet;
-use std::fmt::{self, Display, Formatter, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::path::Path;
 use xt::Info;
 
@@ -22,9 +22,6 @@ mod xt;
 const COMPAT_PROTOCOL: u16 = 1;
 const COMPAT_FLAGS: u16 = 2;
 
-/// The number of expressions for which a list has room at once; a usual rule has fewer.
-const USUAL_EXPRESSIONS: usize = 16;
-
 /// Appends a rule's `NFTA_RULE_EXPRESSIONS`.
 pub(super) fn expressions<'l>(list: &'l mut Attributes, rule: &Rule, family: Family) -> &'l mut Attributes {
     encode(rule, family, &mut |expression| _ = expression.write(list));
@@ -32,229 +29,76 @@ pub(super) fn expressions<'l>(list: &'l mut Attributes, rule: &Rule, family: Fam
 }
 
 /// Appends a rule's `NFTA_RULE_COMPAT`: extensions check that they support the protocol.
-pub(super) fn compat(list: &mut Attributes, protocol: Protocol) -> &mut Attributes {
-    list.be32(COMPAT_PROTOCOL, protocol_number(protocol).into()).be32(COMPAT_FLAGS, 0)
+pub(super) fn compat(list: &mut Attributes, protocol: u32) -> &mut Attributes {
+    list.be32(COMPAT_PROTOCOL, protocol).be32(COMPAT_FLAGS, 0)
 }
 
 /// Decodes a rule as the kernel lists it; `None` if detour would not write such a rule.
 pub(super) fn decode(list: &[u8], family: Family) -> Option<Rule> {
-    let (mut known, mut is_complete) = (Vec::with_capacity(USUAL_EXPRESSIONS), true);
-    Expression::read_all(list).for_each(|expression| match expression {
-        Some(expression) => known.push(expression),
-        None => is_complete = false,
-    });
-    let rule = Decoder { family, left: &known }.rule().filter(|_| is_complete);
+    let all: Vec<Expression<'_>> = Expression::read_all(list).collect::<Option<_>>()?;
+    let counter = all.iter().position(|expression| *expression == Expression::Counter)?;
+    let target = match all[counter + 1..] {
+        [Expression::Verdict(verdict)] => verdict.target().filter(|target| !matches!(target, Target::Goto(_)))?,
+        [Expression::Target(extension)] => xt::to_target(extension, family)?,
+        _ => return None,
+    };
+    let (mut rule, no_sets) = (Rule::new(target), BTreeMap::new());
+    let mut reader = ExpressionReader::new(&all[..counter], Some(family), &no_sets);
+    while let Some(first) = reader.next() {
+        rule.conditions.push(match first {
+            Expression::Match(extension) => xt::to_match(*extension)?,
+            load => reader.condition(load)?,
+        });
+    }
     // Rules that are equal as values must be equal in the kernel.
-    rule.filter(|rule| encodes_as(&known, |out| encode(rule, family, out)))
+    encodes_as(&all, |out| encode(&rule, family, out)).then_some(rule)
 }
 
 /// Passes the expressions of `rule` to `out`, one after another.
 fn encode(rule: &Rule, family: Family, out: &mut dyn FnMut(Expression<'_>)) {
-    interface(out, Meta::InInterface, rule.in_interface.as_ref());
-    interface(out, Meta::OutInterface, rule.out_interface.as_ref());
-    if let Some(protocol) = rule.protocol {
-        out(Expression::Meta(Meta::Protocol));
-        out(Expression::Compare { not: false, value: &[protocol_number(protocol)] });
-    }
-    address(out, Side::Source, rule.source.as_ref(), family);
-    address(out, Side::Destination, rule.destination.as_ref(), family);
-    for condition in &rule.matches {
-        match condition {
-            Match::SourcePort(ports) => port(out, 0, ports),
-            Match::DestinationPort(ports) => port(out, 2, ports),
-            Match::Mark(Is { not, value }) => {
-                out(Expression::Meta(Meta::Mark));
-                out(Expression::Compare { not: *not, value: &value.to_ne_bytes() });
-            }
-            other => {
-                if let Some(extension) = xt::of_match(other, &mut Info::new()) {
-                    out(Expression::Match(extension));
-                }
-            }
+    for condition in &rule.conditions {
+        match xt::of_match(condition, &mut Info::new()) {
+            Some(extension) => out(Expression::Match(extension)),
+            None => encode_condition(condition, out),
         }
     }
     out(Expression::Counter);
-    if let Some(verdict) = rule.target.verdict() {
+    if let Some(verdict) = NftVerdict::of(&rule.target) {
         out(Expression::Verdict(verdict));
     } else if let Some(extension) = xt::of_target(&rule.target, family, &mut Info::new()) {
         out(Expression::Target(extension));
     }
 }
 
-/// Encodes an interface name with its zero byte; a name that ends in `+` is a prefix and has none.
-fn interface(out: &mut dyn FnMut(Expression<'_>), key: Meta, name: Option<&Is<Name>>) {
-    let Some(Is { not, value }) = name else { return };
-    out(Expression::Meta(key));
-    match value.strip_suffix('+') {
-        Some(prefix) => out(Expression::Compare { not: *not, value: prefix.as_bytes() }),
-        None => out(Expression::Compare { not: *not, value: &[value.as_bytes(), &[0]].concat() }),
-    }
-}
-
-#[derive(Clone, Copy)]
-enum Side {
-    Source,
-    Destination,
-}
-
-/// Returns offset and length of an address in the IP header.
-const fn place(side: Side, family: Family) -> (u32, usize) {
-    match (family, side) {
-        (Family::Ip, Side::Source) => (12, 4),
-        (Family::Ip, Side::Destination) => (16, 4),
-        (Family::Ip6, Side::Source) => (8, 16),
-        (Family::Ip6, Side::Destination) => (24, 16),
-    }
-}
-
-/// Encodes a network: a prefix of whole bytes is compared directly, any other prefix needs a mask.
-fn address(out: &mut dyn FnMut(Expression<'_>), side: Side, net: Option<&Is<IpNet>>, family: Family) {
-    let Some(Is { not, value: net }) = net else { return };
-    let prefix = usize::from(net.prefix_len());
-    let (offset, whole) = place(side, family);
-    let length = if prefix.is_multiple_of(8) { prefix / 8 } else { whole };
-    if length == 0 {
-        return;
-    }
-    out(Expression::Payload { base: Base::Network, offset, length: u32::try_from(length).unwrap_or_default() });
-    if !prefix.is_multiple_of(8) {
-        with_octets(net.netmask(), |mask| out(Expression::Mask(mask)));
-    }
-    with_octets(net.network(), |octets| {
-        out(Expression::Compare { not: *not, value: octets.get(..length).unwrap_or(octets) });
+/// Encodes a condition for which iptables uses no extension.
+fn encode_condition(condition: &Condition, out: &mut dyn FnMut(Expression<'_>)) {
+    let (Condition { key, not, .. }, Some(span)) = (condition, condition.values.single()) else { return };
+    let bytes = span.first.to_be_bytes();
+    let value = match key {
+        // With its zero byte, unless it is a prefix.
+        Key::InInterface | Key::OutInterface => {
+            let length = bytes.iter().take_while(|byte| **byte != 0).count();
+            &bytes[..bytes.len().min(length + usize::from(span.is_one()))]
+        }
+        // A prefix of whole bytes is compared directly, any other prefix needs a mask.
+        Key::Source(family) | Key::Destination(family) => match span.prefix(family.bits()) {
+            Some(0) | None => return,
+            Some(prefix) if prefix.is_multiple_of(8) => {
+                let start = bytes.len() - key.width();
+                &bytes[start..start + (prefix / 8) as usize]
+            }
+            Some(_) => return compare(condition, span, out),
+        },
+        Key::Protocol | Key::SourcePort | Key::DestinationPort | Key::Mark => return compare(condition, span, out),
+        _ => return,
+    };
+    out(match key.load() {
+        Expression::Payload { base, offset, .. } => {
+            Expression::Payload { base, offset, length: u32::try_from(value.len()).unwrap_or_default() }
+        }
+        load => load,
     });
-}
-
-fn with_octets(address: IpAddr, work: impl FnOnce(&[u8])) {
-    match address {
-        IpAddr::V4(address) => work(&address.octets()),
-        IpAddr::V6(address) => work(&address.octets()),
-    }
-}
-
-fn port(out: &mut dyn FnMut(Expression<'_>), offset: u32, ports: &Is<PortRange>) {
-    out(Expression::Payload { base: Base::Transport, offset, length: 2 });
-    let Is { not, value: PortRange { first, last } } = *ports;
-    let (from, to) = (&first.to_be_bytes(), &last.to_be_bytes());
-    out(if first == last { Expression::Compare { not, value: from } } else { Expression::Range { not, from, to } });
-}
-
-/// Decodes a rule from its expressions, front to back.
-struct Decoder<'a> {
-    family: Family,
-    left: &'a [Expression<'a>],
-}
-
-impl<'a> Decoder<'a> {
-    fn rule(mut self) -> Option<Rule> {
-        let mut rule = Rule::new(Target::Accept);
-        loop {
-            let (first, rest) = self.left.split_first()?;
-            self.left = rest;
-            match first {
-                Expression::Meta(Meta::InInterface) => rule.in_interface = Some(self.interface()?),
-                Expression::Meta(Meta::OutInterface) => rule.out_interface = Some(self.interface()?),
-                Expression::Meta(Meta::Protocol) => rule.protocol = Some(self.protocol()?),
-                Expression::Meta(Meta::Mark) => {
-                    let Is { not, value } = self.compare()?;
-                    let value = u32::from_ne_bytes(value.try_into().ok()?);
-                    rule.matches.push(Match::Mark(Is { not, value }));
-                }
-                Expression::Payload { base: Base::Transport, offset, length: 2 } => {
-                    let ports = self.ports()?;
-                    rule.matches.push(match offset {
-                        0 => Match::SourcePort(ports),
-                        2 => Match::DestinationPort(ports),
-                        _ => return None,
-                    });
-                }
-                Expression::Payload { base: Base::Network, offset, length } => {
-                    let net = self.address(usize::try_from(*length).ok()?)?;
-                    if *offset == place(Side::Source, self.family).0 {
-                        rule.source = Some(net);
-                    } else if *offset == place(Side::Destination, self.family).0 {
-                        rule.destination = Some(net);
-                    } else {
-                        return None;
-                    }
-                }
-                Expression::Match(extension) => rule.matches.push(xt::to_match(*extension)?),
-                Expression::Counter => {
-                    rule.target = self.target()?;
-                    return Some(rule);
-                }
-                _ => return None,
-            }
-        }
-    }
-
-    fn next(&mut self) -> Option<&'a Expression<'a>> {
-        let (first, rest) = self.left.split_first()?;
-        self.left = rest;
-        Some(first)
-    }
-
-    fn compare(&mut self) -> Option<Is<&'a [u8]>> {
-        match self.next()? {
-            Expression::Compare { not, value } => Some(Is { not: *not, value }),
-            _ => None,
-        }
-    }
-
-    fn interface(&mut self) -> Option<Is<Name>> {
-        let Is { not, value } = self.compare()?;
-        // Other tools pad the name with zero bytes.
-        let name = match value.iter().position(|byte| *byte == 0).map(|end| &value[..end]) {
-            Some(name) => std::str::from_utf8(name).ok()?.to_owned(),
-            None => std::str::from_utf8(value).ok()?.to_owned() + "+",
-        };
-        Some(Is { not, value: name.into() })
-    }
-
-    fn protocol(&mut self) -> Option<Protocol> {
-        let found = self.compare().filter(|c| !c.not)?.value;
-        [Protocol::Tcp, Protocol::Udp].into_iter().find(|p| found == [protocol_number(*p)])
-    }
-
-    fn ports(&mut self) -> Option<Is<PortRange>> {
-        let number = |bytes: &[u8]| bytes.try_into().ok().map(u16::from_be_bytes);
-        match self.next()? {
-            Expression::Compare { not, value } => Some(Is { not: *not, value: PortRange::one(number(value)?) }),
-            Expression::Range { not, from, to } => {
-                Some(Is { not: *not, value: PortRange { first: number(from)?, last: number(to)? } })
-            }
-            _ => None,
-        }
-    }
-
-    fn address(&mut self, length: usize) -> Option<Is<IpNet>> {
-        let mut prefix = u8::try_from(8 * length).ok()?;
-        if let Some(Expression::Mask(mask)) = self.left.first() {
-            prefix = u8::try_from(mask.iter().map(|b| b.count_ones()).sum::<u32>()).ok()?;
-            self.left = &self.left[1..];
-        }
-        let Is { not, value } = self.compare()?;
-        let net = match self.family {
-            Family::Ip => Ipv4Net::new(Ipv4Addr::from(padded(value)), prefix).ok()?.into(),
-            Family::Ip6 => Ipv6Net::new(Ipv6Addr::from(padded(value)), prefix).ok()?.into(),
-        };
-        Some(Is { not, value: net })
-    }
-
-    fn target(&mut self) -> Option<Target> {
-        let family = self.family;
-        let target = match self.next()? {
-            Expression::Verdict(verdict) => Target::of_verdict(*verdict).filter(|of| !matches!(of, Target::Goto(_)))?,
-            Expression::Target(extension) => xt::to_target(*extension, family)?,
-            _ => return None,
-        };
-        self.left.is_empty().then_some(target)
-    }
-}
-
-/// Returns the first bytes of `value`, followed by zeros if there are fewer.
-fn padded<const N: usize>(value: &[u8]) -> [u8; N] {
-    std::array::from_fn(|at| value.get(at).copied().unwrap_or_default())
+    out(Expression::Compare { not: *not, value });
 }
 
 /// The most that is read of a list of table names. There are few tables, with names of at most 32 bytes.
@@ -275,53 +119,45 @@ pub fn legacy_tables() -> Vec<(Family, String)> {
     Family::ALL.into_iter().flat_map(names).collect()
 }
 
-impl Display for Rule {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let mut words = Vec::new();
-        let mut option = |flag: &str, value: Option<Is<Name>>| {
-            if let Some(Is { not, value }) = value {
-                words.push(format!("{}{flag} {value}", bang(not)));
-            }
-        };
-        let net = |n: &Option<Is<IpNet>>| n.as_ref().map(|n| Is { not: n.not, value: n.value.to_string().into() });
-        option("-s", net(&self.source));
-        option("-d", net(&self.destination));
-        option("-i", self.in_interface.clone());
-        option("-o", self.out_interface.clone());
-        if let Some(protocol) = self.protocol {
-            words.push(format!("-p {protocol}"));
-        }
-        words.extend(self.matches.iter().map(|m| self.match_text(m)));
-        words.push(self.target_text());
-        f.write_str(&words.join(" "))
-    }
-}
-
-const fn bang(not: bool) -> &'static str {
-    if not { "! " } else { "" }
-}
-
-fn ports(range: PortRange) -> String {
-    if range.first == range.last { range.first.to_string() } else { format!("{}:{}", range.first, range.last) }
-}
-
 impl Rule {
-    fn match_text(&self, condition: &Match) -> String {
-        let protocol = self.protocol.map(|p| p.to_string()).unwrap_or_default();
-        match condition {
-            Match::DestinationPort(p) => format!("-m {protocol} {}--dport {}", bang(p.not), ports(p.value)),
-            Match::SourcePort(p) => format!("-m {protocol} {}--sport {}", bang(p.not), ports(p.value)),
-            Match::DestinationPorts(list) => {
-                let all: Vec<String> = list.value.iter().map(|p| ports(*p)).collect();
-                format!("-m multiport {}--dports {}", bang(list.not), all.join(","))
-            }
-            Match::Uid(id) => format!("-m owner {}--uid-owner {}", bang(id.not), id.value),
-            Match::Gid(id) => format!("-m owner {}--gid-owner {}", bang(id.not), id.value),
-            Match::CtState(CtState::Invalid) => "-m conntrack --ctstate INVALID".to_owned(),
-            Match::CtState(CtState::RelatedOrEstablished) => "-m conntrack --ctstate RELATED,ESTABLISHED".to_owned(),
-            Match::Mark(mark) => format!("-m mark {}--mark {:#x}", bang(mark.not), mark.value),
-            Match::Connmark(mark) => format!("-m connmark --mark {mark:#x}"),
-        }
+    /// Returns the rule as `iptables-save` prints it, without `-A CHAIN`.
+    #[must_use]
+    pub fn iptables_text(&self) -> String {
+        let mut conditions: Vec<&Condition> = self.conditions.iter().collect();
+        conditions.sort_by_key(|condition| match condition.key {
+            Key::Source(_) => 0,
+            Key::Destination(_) => 1,
+            Key::InInterface => 2,
+            Key::OutInterface => 3,
+            Key::Protocol => 4,
+            _ => 5,
+        });
+        let mut words: Vec<String> = conditions.into_iter().map(|condition| self.condition_text(condition)).collect();
+        words.push(self.target_text());
+        words.join(" ")
+    }
+
+    fn condition_text(&self, Condition { key, not, values }: &Condition) -> String {
+        let protocol = self.protocol().and_then(protocol_name).unwrap_or_default();
+        let (extension, flag) = match key {
+            Key::Source(_) => (None, "-s"),
+            Key::Destination(_) => (None, "-d"),
+            Key::InInterface => (None, "-i"),
+            Key::OutInterface => (None, "-o"),
+            Key::Protocol => (None, "-p"),
+            Key::SourcePort => (Some(protocol), "--sport"),
+            Key::DestinationPort if values.single().is_none() => (Some("multiport"), "--dports"),
+            Key::DestinationPort => (Some(protocol), "--dport"),
+            Key::Uid => (Some("owner"), "--uid-owner"),
+            Key::Gid => (Some("owner"), "--gid-owner"),
+            Key::CtState => (Some("conntrack"), "--ctstate"),
+            Key::Mark => (Some("mark"), "--mark"),
+            Key::CtMark => (Some("connmark"), "--mark"),
+            Key::TcpFlags | Key::DestinationType => return "(native)".to_owned(),
+        };
+        let extension = extension.map(|name| format!("-m {name} ")).unwrap_or_default();
+        let values: Vec<String> = values.as_slice().iter().map(|span| value_text(*key, *span)).collect();
+        format!("{extension}{}{flag} {}", if *not { "! " } else { "" }, values.join(","))
     }
 
     fn target_text(&self) -> String {
@@ -333,7 +169,8 @@ impl Rule {
             Target::Redirect(port) => format!("-j REDIRECT --to-ports {port}"),
             Target::Zone(zone) => format!("-j CT --zone {zone}"),
             Target::Tproxy { port, mark } => {
-                let any = if self.is_ip6() { "::" } else { "0.0.0.0" };
+                let is_ip6 = |c: &Condition| matches!(c.key, Key::Source(Family::Ip6) | Key::Destination(Family::Ip6));
+                let any = if self.conditions.iter().any(is_ip6) { "::" } else { "0.0.0.0" };
                 format!("-j TPROXY --on-port {port} --on-ip {any} --tproxy-mark {mark:#x}/0xffffffff")
             }
             Target::SetMark(mark) => format!("-j MARK --set-xmark {mark:#x}/0xffffffff"),
@@ -342,9 +179,17 @@ impl Rule {
             Target::Goto(_) | Target::KeepDestination | Target::Reset | Target::Reject => "(native)".to_owned(),
         }
     }
+}
 
-    fn is_ip6(&self) -> bool {
-        [&self.source, &self.destination].into_iter().flatten().any(|n| n.value.addr().is_ipv6())
+fn value_text(key: Key, span: Span) -> String {
+    match key {
+        Key::Source(family) | Key::Destination(family) => {
+            format!("{}/{}", address(family, span.first), span.prefix(family.bits()).unwrap_or_default())
+        }
+        Key::InInterface | Key::OutInterface => interface(span) + if span.is_one() { "" } else { "+" },
+        Key::SourcePort | Key::DestinationPort if !span.is_one() => format!("{}:{}", span.first, span.last),
+        Key::CtState => if span.first == INVALID { "INVALID" } else { "RELATED,ESTABLISHED" }.to_owned(),
+        _ => span_text(key, span),
     }
 }
 
@@ -389,7 +234,7 @@ fn chain_rules<'a>(ruleset: &'a Ruleset, family: Family, table: Table, chain: &s
 /// Writes a chain: rule by rule if both families have the same number of rules, otherwise family by family.
 fn chain_text(text: &mut String, chain: &str, v4: &[Rule], v6: &[Rule]) {
     let mut line = |prefix: &str, rule: &Rule| {
-        let _ = writeln!(text, "{prefix}-A {chain} {rule}");
+        let _ = writeln!(text, "{prefix}-A {chain} {}", rule.iptables_text());
     };
     if v4.len() != v6.len() {
         v4.iter().for_each(|rule| line("-4 ", rule));
@@ -409,24 +254,27 @@ fn chain_text(text: &mut String, chain: &str, v4: &[Rule], v6: &[Rule]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::firewall::rule::{is, not};
-    use crate::policy::{IdRange, Interception, Policy};
+    use crate::firewall::set::Spans;
+    use crate::policy::{IdRange, Interception, Policy, PortRange};
 
     #[test]
     fn conditions_are_printed_in_the_order_of_iptables_save() {
         let lo = "127.0.0.1/32".parse().expect("a CIDR");
+        let ports = [PortRange::one(53), PortRange { first: 8000, last: 8010 }].map(Span::from);
+        let ports = ports.into_iter().collect::<Spans>();
         let rule = Rule::jump("ISTIO_IN_REDIRECT")
-            .out_interface(is("lo"))
-            .destination(not(lo))
+            .on(Condition::interface(Key::OutInterface, "lo"))
+            .on(!Condition::to(lo))
             .tcp()
-            .matching(Match::DestinationPorts(not(vec![PortRange::one(53), PortRange { first: 8000, last: 8010 }])))
-            .matching(Match::Uid(is(IdRange { first: 5, last: 9 })));
+            .on(!Condition::is(Key::DestinationPort, ports))
+            .on(Condition::is(Key::Uid, IdRange { first: 5, last: 9 }));
         assert_eq!(
-            rule.to_string(),
+            rule.iptables_text(),
             "! -d 127.0.0.1/32 -o lo -p tcp -m multiport ! --dports 53,8000:8010 -m owner --uid-owner 5-9 -j ISTIO_IN_REDIRECT"
         );
-        let rule = Rule::new(Target::Return).tcp().matching(Match::DestinationPort(not(PortRange::one(15008))));
-        assert_eq!(rule.to_string(), "-p tcp -m tcp ! --dport 15008 -j RETURN");
+        let port = Condition::is(Key::DestinationPort, PortRange::one(15008));
+        let rule = Rule::new(Target::Return).tcp().on(!port);
+        assert_eq!(rule.iptables_text(), "-p tcp -m tcp ! --dport 15008 -j RETURN");
     }
 
     #[test]

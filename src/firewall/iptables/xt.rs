@@ -2,9 +2,8 @@
 //! (linux/netfilter/xt_*.h), padded to eight bytes as by `XT_ALIGN`.
 
 use crate::firewall::expression::Extension;
-use crate::firewall::rule::{CtState, Family, Is, MULTIPORT_SLOTS, Match};
-use crate::firewall::target::Target;
-use crate::policy::{IdRange, PortRange};
+use crate::firewall::rule::{Condition, ESTABLISHED_OR_RELATED, Family, INVALID, Key, MULTIPORT_SLOTS, Target};
+use crate::firewall::set::{Span, Spans};
 
 /// The length of the longest structure, `struct xt_conntrack_mtinfo3`, with its padding.
 const LONGEST: usize = 168;
@@ -52,10 +51,8 @@ const OWNER_UID: u8 = 1;
 const OWNER_GID: u8 = 2;
 /// `XT_MULTIPORT_DESTINATION`.
 const MULTIPORT_DESTINATION: u8 = 1;
-/// `XT_CONNTRACK_STATE`, and the bits of `XT_CONNTRACK_STATE_BIT` and `XT_CONNTRACK_STATE_INVALID`.
+/// `XT_CONNTRACK_STATE`; the bits of `XT_CONNTRACK_STATE_BIT` and `XT_CONNTRACK_STATE_INVALID` are those of nf_tables.
 const CONNTRACK_STATE: u16 = 1;
-const STATE_INVALID: u16 = 1;
-const STATE_RELATED_OR_ESTABLISHED: u16 = 2 | 4;
 /// `NF_NAT_RANGE_PROTO_SPECIFIED`.
 const PORT_GIVEN: u32 = 2;
 /// `XT_CONNMARK_SAVE`, `XT_CONNMARK_RESTORE`.
@@ -63,17 +60,27 @@ const CONNMARK_SAVE: u8 = 1;
 const CONNMARK_RESTORE: u8 = 2;
 const ALL_BITS: u32 = u32::MAX;
 
-/// Encodes a condition in the empty `info`; `None` if nf_tables has an expression for it.
-pub(super) fn of_match<'a>(condition: &Match, info: &'a mut Info) -> Option<Extension<'a>> {
-    match condition {
-        Match::Uid(ids) => Some(owner(info, OWNER_UID, ids)),
-        Match::Gid(ids) => Some(owner(info, OWNER_GID, ids)),
-        Match::DestinationPorts(ports) => Some(multiport(info, ports)),
-        Match::CtState(state) => Some(conntrack(info, *state)),
+/// Encodes a condition in the empty `info`; `None` if iptables uses no extension for it.
+pub(super) fn of_match<'a>(condition: &Condition, info: &'a mut Info) -> Option<Extension<'a>> {
+    let Condition { key, not, values } = condition;
+    match (key, values.single()) {
+        (Key::Uid, Some(ids)) => Some(owner(info, OWNER_UID, *not, ids)),
+        (Key::Gid, Some(ids)) => Some(owner(info, OWNER_GID, *not, ids)),
+        (Key::DestinationPort, None) => Some(multiport(info, *not, values.as_slice())),
+        (Key::CtState, Some(Span { first: state @ (INVALID | ESTABLISHED_OR_RELATED), .. })) if !not => {
+            Some(conntrack(info, narrow(state)))
+        }
         // struct xt_connmark_mtinfo1 { mark, mask, invert }
-        Match::Connmark(mark) => Some(info.u32(*mark).u32(ALL_BITS).u8(0).named("connmark", 1)),
-        Match::DestinationPort(_) | Match::SourcePort(_) | Match::Mark(_) => None,
+        (Key::CtMark, Some(mark)) if !not => {
+            Some(info.u32(narrow(mark.first)).u32(ALL_BITS).u8(0).named("connmark", 1))
+        }
+        _ => None,
     }
+}
+
+/// Returns a number that is small enough because of its key.
+fn narrow<N: TryFrom<u128> + Default>(number: u128) -> N {
+    N::try_from(number).unwrap_or_default()
 }
 
 /// Encodes a target in the empty `info`; `None` for a verdict or a native target.
@@ -93,22 +100,20 @@ pub(super) fn of_target<'a>(target: &Target, family: Family, info: &'a mut Info)
 }
 
 /// `struct xt_owner_match_info { uid_min, uid_max, gid_min, gid_max, match, invert }`.
-fn owner<'a>(info: &'a mut Info, which: u8, ids: &Is<IdRange>) -> Extension<'a> {
-    let IdRange { first, last } = ids.value;
-    let [uid, gid] = if which == OWNER_UID { [(first, last), (0, 0)] } else { [(0, 0), (first, last)] };
+fn owner(info: &mut Info, which: u8, not: bool, ids: Span) -> Extension<'_> {
+    let ids = (narrow(ids.first), narrow(ids.last));
+    let [uid, gid] = if which == OWNER_UID { [ids, (0, 0)] } else { [(0, 0), ids] };
     info.u32(uid.0).u32(uid.1).u32(gid.0).u32(gid.1);
-    info.u8(which).u8(if ids.not { which } else { 0 }).named("owner", 1)
+    info.u8(which).u8(if not { which } else { 0 }).named("owner", 1)
 }
 
 /// `struct xt_multiport_v1 { flags, count, ports[15], pflags[15], invert }`; a flag marks the first of two slots that
 /// form a range.
-fn multiport<'a>(info: &'a mut Info, ports: &Is<Vec<PortRange>>) -> Extension<'a> {
+fn multiport<'a>(info: &'a mut Info, not: bool, ports: &[Span]) -> Extension<'a> {
     let mut slots: Vec<(u16, u8)> = Vec::new();
-    for range in &ports.value {
-        slots.push((range.first, u8::from(range.first != range.last)));
-        if range.first != range.last {
-            slots.push((range.last, 0));
-        }
+    for range in ports {
+        slots.push((narrow(range.first), u8::from(!range.is_one())));
+        slots.extend((!range.is_one()).then(|| (narrow(range.last), 0)));
     }
     slots.truncate(MULTIPORT_SLOTS);
     let count = u8::try_from(slots.len()).unwrap_or_default();
@@ -116,16 +121,15 @@ fn multiport<'a>(info: &'a mut Info, ports: &Is<Vec<PortRange>>) -> Extension<'a
     info.u8(MULTIPORT_DESTINATION).u8(count);
     let info = slots.iter().fold(info, |info, (port, _)| info.u16(*port));
     let info = slots.iter().fold(info, |info, (_, flag)| info.u8(*flag));
-    info.u8(u8::from(ports.not)).named("multiport", 1)
+    info.u8(u8::from(not)).named("multiport", 1)
 }
 
-/// `struct xt_conntrack_mtinfo3`: eight addresses, expiry, protocol and ports, then the flags.
-fn conntrack(info: &mut Info, state: CtState) -> Extension<'_> {
-    let mask = match state {
-        CtState::Invalid => STATE_INVALID,
-        CtState::RelatedOrEstablished => STATE_RELATED_OR_ESTABLISHED,
-    };
-    info.zeros(8 * 16 + 2 * 4 + 5 * 2).u16(CONNTRACK_STATE).u16(0).u16(mask).u16(0);
+/// The offset of the states in `struct xt_conntrack_mtinfo3`, behind eight addresses, expiry, protocol and ports, and the
+/// flags of the match and of its negation.
+const STATES: usize = 8 * 16 + 2 * 4 + 5 * 2 + 2 * 2;
+
+fn conntrack(info: &mut Info, states: u16) -> Extension<'_> {
+    info.zeros(STATES - 2 * 2).u16(CONNTRACK_STATE).u16(0).u16(states).u16(0);
     info.zeros(4 * 2).named("conntrack", 3)
 }
 
@@ -144,56 +148,47 @@ fn connmark(info: &mut Info, mode: u8) -> Extension<'_> {
     info.u32(0).u32(ALL_BITS).u32(ALL_BITS).u8(0).u8(0).u8(mode).named("CONNMARK", 2)
 }
 
-/// Decodes a match; `None` if detour would not write it.
-pub(super) fn to_match(extension: Extension<'_>) -> Option<Match> {
-    let found = match (extension.name, extension.revision) {
-        ("owner", 1) => to_owner(extension.info)?,
-        ("multiport", 1) => to_multiport(extension.info)?,
-        ("conntrack", 3) => {
-            let candidates = [CtState::Invalid, CtState::RelatedOrEstablished];
-            Match::CtState(candidates.into_iter().find(|state| conntrack(&mut Info::new(), *state) == extension)?)
+/// Decodes a match, regardless of those bytes that detour always writes as the same.
+pub(super) fn to_match(Extension { name, revision, info }: Extension<'_>) -> Option<Condition> {
+    let is = |key, number: u32| Some(Condition::is(key, Spans::one(number)));
+    match (name, revision) {
+        ("owner", 1) => {
+            let (key, at) = if info.get(16) == Some(&OWNER_UID) { (Key::Uid, 0) } else { (Key::Gid, 8) };
+            let values = Spans::of(u32_at(info, at)?, u32_at(info, at + 4)?);
+            Some(Condition { key, not: *info.get(17)? != 0, values })
         }
-        ("connmark", 1) => Match::Connmark(u32_at(extension.info, 0)?),
-        _ => return None,
-    };
-    // The bytes that were not decoded must be those that detour would write, too.
-    (of_match(&found, &mut Info::new()) == Some(extension)).then_some(found)
+        ("multiport", 1) => to_multiport(info),
+        ("conntrack", 3) => is(Key::CtState, u16_at(info, STATES)?.into()),
+        ("connmark", 1) => is(Key::CtMark, u32_at(info, 0)?),
+        _ => None,
+    }
 }
 
-/// Decodes a target; `None` if detour would not write it.
-pub(super) fn to_target(extension: Extension<'_>, family: Family) -> Option<Target> {
-    let info = extension.info;
-    let found = match (extension.name, extension.revision) {
-        ("REDIRECT", 0) => Target::Redirect(be16_at(info, if family == Family::Ip { 16 } else { 36 })?),
-        ("CT", 2) => Target::Zone(u16_at(info, 2)?),
-        ("TPROXY", 1) => Target::Tproxy { port: be16_at(info, 24)?, mark: u32_at(info, 4)? },
-        ("MARK", 2) => Target::SetMark(u32_at(info, 0)?),
-        ("CONNMARK", 2) if info.get(14) == Some(&CONNMARK_SAVE) => Target::SaveMark,
-        ("CONNMARK", 2) => Target::RestoreMark,
-        _ => return None,
-    };
-    (of_target(&found, family, &mut Info::new()) == Some(extension)).then_some(found)
+/// Decodes a target, regardless of those bytes that detour always writes as the same.
+pub(super) fn to_target(Extension { name, revision, info }: Extension<'_>, family: Family) -> Option<Target> {
+    match (name, revision) {
+        ("REDIRECT", 0) => Some(Target::Redirect(be16_at(info, if family == Family::Ip { 16 } else { 36 })?)),
+        ("CT", 2) => Some(Target::Zone(u16_at(info, 2)?)),
+        ("TPROXY", 1) => Some(Target::Tproxy { port: be16_at(info, 24)?, mark: u32_at(info, 4)? }),
+        ("MARK", 2) => Some(Target::SetMark(u32_at(info, 0)?)),
+        ("CONNMARK", 2) if info.get(14) == Some(&CONNMARK_SAVE) => Some(Target::SaveMark),
+        ("CONNMARK", 2) => Some(Target::RestoreMark),
+        _ => None,
+    }
 }
 
-fn to_owner(info: &[u8]) -> Option<Match> {
-    let (which, invert) = (*info.get(16)?, *info.get(17)?);
-    let at = if which == OWNER_UID { 0 } else { 8 };
-    let ids = Is { not: invert != 0, value: IdRange { first: u32_at(info, at)?, last: u32_at(info, at + 4)? } };
-    Some(if which == OWNER_UID { Match::Uid(ids) } else { Match::Gid(ids) })
-}
-
-fn to_multiport(info: &[u8]) -> Option<Match> {
-    let count = usize::from(*info.get(1)?);
-    let flags = info.get(32..32 + MULTIPORT_SLOTS)?;
+fn to_multiport(info: &[u8]) -> Option<Condition> {
+    let (count, flags) = (usize::from(*info.get(1)?), info.get(32..32 + MULTIPORT_SLOTS)?);
     let mut ports = Vec::new();
     let mut slot = 0;
     while slot < count {
         let first = u16_at(info, 2 + 2 * slot)?;
         slot += usize::from(*flags.get(slot)? != 0);
-        ports.push(PortRange { first, last: u16_at(info, 2 + 2 * slot)? });
+        ports.push(Span { first: first.into(), last: u16_at(info, 2 + 2 * slot)?.into() });
         slot += 1;
     }
-    Some(Match::DestinationPorts(Is { not: *info.get(47)? != 0, value: ports }))
+    let values = ports.into_iter().collect();
+    Some(Condition { key: Key::DestinationPort, not: *info.get(47)? != 0, values })
 }
 
 fn u16_at(info: &[u8], at: usize) -> Option<u16> {

@@ -13,12 +13,12 @@
 //! * The rules look up the sender's control group at every level, because the level of a container's control group
 //!   depends on the node. A level that does not exist does not match. A control group below the container's also matches.
 
-use super::rule::{BaseHook, Condition, InCgroup, Key, NativeChain, NativeRule};
-use super::set::{Span, Spans};
-use super::translate::{addresses, condense, interface, ports};
+use super::rule::{BaseHook, NativeChain};
+use super::translate::condense;
 use crate::firewall::istio::{DNS_PORT, PROXY_ZONE, ZTUNNEL_MARK};
-use crate::firewall::rule::{ExcludedTraffic, Family, Hook, Name, Table, protocol_number};
-use crate::firewall::target::Target;
+use crate::firewall::rule::{Condition, Family, Hook, InCgroup, Key, Name, Rule, Table, Target};
+use crate::firewall::ruleset::ExcludedTraffic;
+use crate::firewall::set::{Span, Spans};
 use crate::policy::{ContainerScope, DnsCapture, Exclusion, PortRange, Protocol, TrafficOwner};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -45,7 +45,7 @@ const PROTOCOLS_WITH_PORTS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 pub(super) fn chains(excluded: &ExcludedTraffic) -> BTreeMap<Name, NativeChain> {
     let base = |like, rules| NativeChain { hook: Some(BaseHook { like, hook: Hook::Output }), rules };
     let plain = |rules| NativeChain { hook: None, rules };
-    let fix = |family| NativeRule { family: Some(family), ..NativeRule::new(Target::KeepDestination) };
+    let fix = |family| Rule { family: Some(family), ..Rule::new(Target::KeepDestination) };
     let mut chains = BTreeMap::from([
         (NAT.into(), base(Table::Nat, excludable(excluded))),
         (EXCLUSIONS.into(), plain(exclusions(excluded, DIRECT))),
@@ -53,21 +53,19 @@ pub(super) fn chains(excluded: &ExcludedTraffic) -> BTreeMap<Name, NativeChain> 
     ]);
     let queries = queries(excluded);
     if excluded.capture != DnsCapture::Off && !queries.is_empty() {
-        let zone = |zone| NativeRule::new(Target::Zone(zone));
+        let zone = |zone| Rule::new(Target::Zone(zone));
         chains.insert(RAW.into(), base(Table::Raw, captured_queries(excluded)));
         chains.insert(QUERIES.into(), plain(queries));
-        chains.insert(ZONE.into(), plain(vec![with(zone(NO_ZONE), [over_lo(true)]), zone(PROXY_ZONE)]));
+        chains.insert(ZONE.into(), plain(vec![zone(NO_ZONE).with([over_lo(true)]), zone(PROXY_ZONE)]));
     }
     chains
 }
 
 /// Returns the rules for the traffic to which exclusions apply.
-fn excludable(ExcludedTraffic { capture, ambient, .. }: &ExcludedTraffic) -> Vec<NativeRule> {
-    let rule = || with(goto(EXCLUSIONS), not_of_ztunnel(*ambient));
-    let mut rules = vec![with(rule(), [over_lo(false)])];
-    if *capture != DnsCapture::Off {
-        rules.push(with(rule(), [vec![over_lo(true)], dns(&PROTOCOLS_WITH_PORTS)].concat()));
-    }
+fn excludable(ExcludedTraffic { capture, ambient, .. }: &ExcludedTraffic) -> Vec<Rule> {
+    let rule = |is_lo| goto(EXCLUSIONS).with(not_of_ztunnel(*ambient)).with([over_lo(is_lo)]);
+    let mut rules = vec![rule(false)];
+    rules.extend((*capture != DnsCapture::Off).then(|| rule(true).with(dns(&PROTOCOLS_WITH_PORTS))));
     rules
 }
 
@@ -76,38 +74,35 @@ fn excludable(ExcludedTraffic { capture, ambient, .. }: &ExcludedTraffic) -> Vec
 pub(super) fn exclusions(
     ExcludedTraffic { exclusions, scopes, .. }: &ExcludedTraffic,
     chain: &'static str,
-) -> Vec<NativeRule> {
+) -> Vec<Rule> {
     let mut rules = condense(exclusions.iter().map(|one| exclusion(one, chain)));
     for scope in scopes {
         rules.extend(by_level(*scope, chain).map(|rule| match scope {
             ContainerScope::All => rule,
-            ContainerScope::Dns => with(rule, dns(&PROTOCOLS_WITH_PORTS)),
+            ContainerScope::Dns => rule.with(dns(&PROTOCOLS_WITH_PORTS)),
         }));
     }
     rules
 }
 
 /// Returns the rule for an exclusion.
-fn exclusion(exclusion: &Exclusion, chain: &'static str) -> NativeRule {
+fn exclusion(exclusion: &Exclusion, chain: &'static str) -> Rule {
     let protocols: &[Protocol] = match exclusion.protocol {
         Some(Protocol::Tcp) => &[Protocol::Tcp],
         Some(Protocol::Udp) => &[Protocol::Udp],
         None if exclusion.ports.is_empty() => &[],
         None => &PROTOCOLS_WITH_PORTS,
     };
-    let mut conditions = Vec::new();
-    if !protocols.is_empty() {
-        conditions.push(protocol(protocols));
-    }
-    if !exclusion.ports.is_empty() {
-        let values = exclusion.ports.iter().flat_map(|range| ports(*range).as_slice().to_vec()).collect();
-        conditions.push(Condition { key: Key::DestinationPort, not: false, values });
-    }
-    with(selects(exclusion, chain), conditions)
+    let protocol = (!protocols.is_empty()).then(|| Condition::protocols(protocols));
+    let ports = (!exclusion.ports.is_empty()).then(|| {
+        let ports: Spans = exclusion.ports.iter().map(|range| Span::from(*range)).collect();
+        Condition::is(Key::DestinationPort, ports)
+    });
+    selects(exclusion, chain).with(protocol).with(ports)
 }
 
 /// Returns the rules that select excluded queries over UDP among all such queries.
-fn queries(ExcludedTraffic { exclusions, scopes, .. }: &ExcludedTraffic) -> Vec<NativeRule> {
+fn queries(ExcludedTraffic { exclusions, scopes, .. }: &ExcludedTraffic) -> Vec<Rule> {
     let has_dns_port = |p: &PortRange| p.first <= DNS_PORT.first && DNS_PORT.last <= p.last;
     let is_query = |exclusion: &&Exclusion| {
         exclusion.protocol != Some(Protocol::Tcp)
@@ -119,9 +114,9 @@ fn queries(ExcludedTraffic { exclusions, scopes, .. }: &ExcludedTraffic) -> Vec<
 }
 
 /// Returns the rules for queries over UDP that the redirection captures.
-fn captured_queries(ExcludedTraffic { capture, captures_ip6, ambient, .. }: &ExcludedTraffic) -> Vec<NativeRule> {
+fn captured_queries(ExcludedTraffic { capture, captures_ip6, ambient, .. }: &ExcludedTraffic) -> Vec<Rule> {
     let conditions = || dns(&[Protocol::Udp]).into_iter().chain(not_of_ztunnel(*ambient));
-    let query = |family| NativeRule { family, ..with(NativeRule::new(Target::Jump(QUERIES.into())), conditions()) };
+    let query = |family| Rule { family, ..Rule::jump(QUERIES).with(conditions()) };
     let (v4, v6): (Spans, Spans) = match capture {
         DnsCapture::Off => return Vec::new(),
         DnsCapture::All => return vec![query((!captures_ip6).then_some(Family::Ip))],
@@ -131,63 +126,43 @@ fn captured_queries(ExcludedTraffic { capture, captures_ip6, ambient, .. }: &Exc
         ),
     };
     let servers = [(Family::Ip, v4), (Family::Ip6, v6)].into_iter().filter(|(_, all)| !all.as_slice().is_empty());
-    let to =
-        |(family, values)| with(query(Some(family)), [Condition { key: Key::Destination(family), not: false, values }]);
+    let to = |(family, servers)| query(Some(family)).with([Condition::is(Key::Destination(family), servers)]);
     servers.map(to).collect()
 }
 
 /// Returns a rule that sends the packets with an exclusion's owner and destination to `chain`.
-fn selects(exclusion: &Exclusion, chain: &'static str) -> NativeRule {
-    let mut rule = goto(chain);
-    if let Some(net) = exclusion.destination {
-        let family = Family::of(&net);
-        rule.family = Some(family);
-        // A condition that every address meets is no condition.
-        if net.prefix_len() > 0 {
-            rule.conditions.push(Condition { key: Key::Destination(family), not: false, values: addresses(net) });
-        }
-    }
-    let owner = match exclusion.owner {
+fn selects(exclusion: &Exclusion, chain: &'static str) -> Rule {
+    let family = exclusion.destination.as_ref().map(Family::of);
+    let rule = Rule { family, ..goto(chain) }.on_all(exclusion.destination.map(Condition::to));
+    rule.with(match exclusion.owner {
         TrafficOwner::Any => None,
-        TrafficOwner::Uid(ids) => Some((Key::Uid, ids)),
-        TrafficOwner::Gid(ids) => Some((Key::Gid, ids)),
-    };
-    let owner = owner.map(|(key, ids)| Condition { key, not: false, values: Spans::of(ids.first, ids.last) });
-    with(rule, owner)
+        TrafficOwner::Uid(ids) => Some(Condition::is(Key::Uid, ids)),
+        TrafficOwner::Gid(ids) => Some(Condition::is(Key::Gid, ids)),
+    })
 }
 
 /// Returns one rule per level that sends the packets of a set's containers to `chain`.
-fn by_level(set: ContainerScope, chain: &'static str) -> impl Iterator<Item = NativeRule> {
-    LEVELS.map(move |level| NativeRule { cgroup: Some(InCgroup { level, set }), ..goto(chain) })
+fn by_level(set: ContainerScope, chain: &'static str) -> impl Iterator<Item = Rule> {
+    LEVELS.map(move |level| Rule { cgroup: Some(InCgroup { level, set }), ..goto(chain) })
 }
 
-pub(super) fn goto(chain: &'static str) -> NativeRule {
-    NativeRule::new(Target::Goto(chain.into()))
-}
-
-pub(super) fn with(mut rule: NativeRule, conditions: impl IntoIterator<Item = Condition>) -> NativeRule {
-    rule.conditions.extend(conditions);
-    Condition::sort(&mut rule.conditions);
-    rule
+pub(super) fn goto(chain: &'static str) -> Rule {
+    Rule::new(Target::Goto(chain.into()))
 }
 
 /// Returns the condition that a packet leaves through lo, or through another interface.
 fn over_lo(is_lo: bool) -> Condition {
-    Condition { key: Key::OutInterface, not: !is_lo, values: interface("lo") }
+    let over_lo = Condition::interface(Key::OutInterface, "lo");
+    if is_lo { over_lo } else { !over_lo }
 }
 
 /// Returns the condition that a packet is not ztunnel's own, for a pod in the ambient mesh.
 pub(super) fn not_of_ztunnel(ambient: bool) -> Option<Condition> {
-    ambient.then(|| Condition { key: Key::Mark, not: true, values: Spans::one(ZTUNNEL_MARK) })
+    ambient.then(|| !Condition::is(Key::Mark, Spans::one(ZTUNNEL_MARK)))
 }
 
-pub(super) fn dns(protocols: &[Protocol]) -> Vec<Condition> {
-    vec![protocol(protocols), Condition { key: Key::DestinationPort, not: false, values: ports(DNS_PORT) }]
-}
-
-pub(super) fn protocol(protocols: &[Protocol]) -> Condition {
-    let numbers = protocols.iter().map(|protocol| Span::one(protocol_number(*protocol).into()));
-    Condition { key: Key::Protocol, not: false, values: numbers.collect() }
+pub(super) fn dns(protocols: &[Protocol]) -> [Condition; 2] {
+    [Condition::protocols(protocols), Condition::is(Key::DestinationPort, DNS_PORT)]
 }
 
 #[cfg(test)]

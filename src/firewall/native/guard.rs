@@ -9,15 +9,16 @@
 //! * The rules of the redirection are used as they are, with `reject` where it redirects.
 //! * With TPROXY, inbound packets keep their port; the mark tells that they were captured.
 
-use super::exclusions::{dns, exclusions, goto, not_of_ztunnel, protocol, with};
+use super::exclusions::{dns, exclusions, goto, not_of_ztunnel};
 use super::live::NativeLiveTables;
-use super::rule::{BaseHook, Condition, Key, LOCAL, NativeChain, NativeRule, NativeTable, SYN};
-use super::set::Spans;
-use super::translate::{addresses, interface, redirection};
+use super::rule::{BaseHook, NativeChain, NativeTable};
+use super::translate::redirection;
 use crate::firewall::istio::ZTUNNEL_MARK;
-use crate::firewall::rule::{ExcludedTraffic, Family, GuardedTraffic, Hook, Name, Ruleset, Table};
-use crate::firewall::target::Target;
-use crate::policy::{AmbientGuard, DnsCapture, InterceptionMode, Protocol, Redirect};
+use crate::firewall::rule::{Condition, Family, Hook, Key, LOCAL, Name, Rule, SYN, Table, Target};
+use crate::firewall::ruleset::{ExcludedTraffic, GuardedTraffic, Ruleset};
+use crate::firewall::set::{Span, Spans};
+use crate::policy::{AmbientGuard, DnsCapture, InterceptionMode, PortRange, Protocol, Redirect};
+use ipnet::IpNet;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -53,8 +54,8 @@ impl Rejected {
     pub(in crate::firewall) fn of(live: &NativeLiveTables) -> Option<Self> {
         let chains = live.get(&NativeTable::Exclusions)?;
         let count = |name| {
-            let counters = &chains.get(name)?.counters;
-            Some(counters.iter().map(|counter| counter.packets).fold(0, u64::saturating_add))
+            let rules = chains.get(name)?.rules.iter();
+            Some(rules.map(|rule| rule.counter.packets).fold(0, u64::saturating_add))
         };
         Some(Self { outbound: count(REJECT_OUTBOUND)?, inbound: count(REJECT_INBOUND)? })
     }
@@ -86,22 +87,22 @@ impl fmt::Display for Rejected {
 /// Returns the chains of the guard by name. The base chains select new connections and DNS queries, so that packets of
 /// established connections pass no further rule.
 pub(super) fn chains(guarded: &GuardedTraffic, excluded: Option<&ExcludedTraffic>) -> BTreeMap<Name, NativeChain> {
-    let local = Condition { key: Key::DestinationType, not: false, values: Spans::one(LOCAL) };
-    let mut plain = BTreeMap::<Name, Vec<NativeRule>>::from([
-        (OUTBOUND.into(), vec![with(accept(), [local])]),
-        (INBOUND.into(), vec![with(accept(), [over(Key::InInterface, "lo")])]),
+    let local = Condition::is(Key::DestinationType, Spans::one(LOCAL));
+    let mut plain = BTreeMap::<Name, Vec<Rule>>::from([
+        (OUTBOUND.into(), vec![accept().with([local])]),
+        (INBOUND.into(), vec![accept().with([from("lo")])]),
     ]);
-    let mut add = |chain: &'static str, rules: Vec<NativeRule>| plain.entry(chain.into()).or_default().extend(rules);
+    let mut add = |chain: &'static str, rules: Vec<Rule>| plain.entry(chain.into()).or_default().extend(rules);
     if let Some(excluded) = excluded {
-        add(OUTBOUND, vec![with(jump(EXCLUDED), not_of_ztunnel(excluded.ambient))]);
+        add(OUTBOUND, vec![Rule::jump(EXCLUDED).with(not_of_ztunnel(excluded.ambient))]);
         add(EXCLUDED, exclusions(excluded, ACCEPT));
         add(ACCEPT, vec![accept()]);
     }
     for chain in [REJECT_OUTBOUND, REJECT_INBOUND] {
-        let tcp = with(NativeRule::new(Target::Reset), [protocol(&[Protocol::Tcp])]);
-        add(chain, vec![tcp, NativeRule::new(Target::Reject)]);
+        add(chain, vec![Rule::new(Target::Reset).tcp(), Rule::new(Target::Reject)]);
     }
-    let new = |chain| with(jump(chain), new_connections());
+    // The first packet of a TCP connection.
+    let new = |chain| Rule::jump(chain).tcp().with([Condition::is(Key::TcpFlags, Spans::one(SYN))]);
     let mut output = vec![new(OUTBOUND)];
     let (captures_dns, is_forwarding) = match guarded {
         GuardedTraffic::Sidecar { rules, redirect } => {
@@ -115,7 +116,7 @@ pub(super) fn chains(guarded: &GuardedTraffic, excluded: Option<&ExcludedTraffic
             (guard.dns, false)
         }
     };
-    output.extend(captures_dns.then(|| with(jump(OUTBOUND), dns(&[Protocol::Udp]))));
+    output.extend(captures_dns.then(|| Rule::jump(OUTBOUND).with(dns(&[Protocol::Udp]))));
     let base = |hook, rules| NativeChain { hook: Some(BaseHook { like: Table::Filter, hook }), rules };
     let named = plain.into_iter().map(|(name, rules)| (name, NativeChain { hook: None, rules }));
     let hooks = [
@@ -128,7 +129,7 @@ pub(super) fn chains(guarded: &GuardedTraffic, excluded: Option<&ExcludedTraffic
 }
 
 /// Adds the rules of a redirection to the sidecar, with `reject` where it redirects.
-fn of_sidecar(ruleset: &Ruleset, redirect: &Redirect, chains: &mut BTreeMap<Name, Vec<NativeRule>>) {
+fn of_sidecar(ruleset: &Ruleset, redirect: &Redirect, chains: &mut BTreeMap<Name, Vec<Rule>>) {
     let tables = redirection(ruleset);
     let nat = tables.get(&NativeTable::Of(Table::Nat));
     let inbound = match redirect.inbound_interception_mode {
@@ -136,11 +137,9 @@ fn of_sidecar(ruleset: &Ruleset, redirect: &Redirect, chains: &mut BTreeMap<Name
         InterceptionMode::Tproxy => tables.get(&NativeTable::Of(Table::Mangle)),
     };
     // A direct connection to the sidecar's own port reaches the sidecar, and so does a redirected one of a virtual machine.
-    let port = |port| Condition { key: Key::DestinationPort, not: false, values: Spans::one(port) };
-    let reaches = with(NativeRule::new(Target::Return), [port(redirect.inbound_capture_port)]);
-    let of_machine = |name: &String| {
-        with(NativeRule::new(Target::Return), [over(Key::InInterface, name), port(redirect.proxy_port)])
-    };
+    let to_port = |port| Rule::new(Target::Return).to_port(PortRange::one(port));
+    let reaches = to_port(redirect.inbound_capture_port);
+    let of_machine = |name: &String| to_port(redirect.proxy_port).with([from(name)]);
     let reached = std::iter::once(reaches).chain(redirect.reroute_virtual_interfaces.iter().map(of_machine));
     chains.entry(INBOUND.into()).or_default().extend(reached);
     // With TPROXY, the chain for inbound traffic is the one in mangle, of which nat has a remainder.
@@ -168,8 +167,8 @@ fn guarded(name: &str) -> Name {
 }
 
 /// Returns rules with `reject` where they redirect, without those that do something else.
-fn rejecting(rules: &[NativeRule], redirect: &Redirect) -> Vec<NativeRule> {
-    let rejecting = |rule: &NativeRule| {
+fn rejecting(rules: &[Rule], redirect: &Redirect) -> Vec<Rule> {
+    let rejecting = |rule: &Rule| {
         let target = match &rule.target {
             Target::Return => Target::Return,
             Target::Jump(chain) if !chain.ends_with("_DIVERT") && !chain.ends_with("_DROP") => {
@@ -179,50 +178,40 @@ fn rejecting(rules: &[NativeRule], redirect: &Redirect) -> Vec<NativeRule> {
             Target::Redirect(_) | Target::Tproxy { .. } => Target::Goto(REJECT_INBOUND.into()),
             _ => return None,
         };
-        Some(NativeRule { target, ..rule.clone() })
+        Some(Rule { target, ..rule.clone() })
     };
     rules.iter().filter_map(rejecting).collect()
 }
 
-fn ambient_outbound(guard: &AmbientGuard) -> Vec<NativeRule> {
-    let mark = Condition { key: Key::Mark, not: false, values: Spans::one(ZTUNNEL_MARK) };
-    let mut rules = vec![with(accept(), [mark])];
-    rules.extend(of_probes(guard, Key::Destination));
+fn ambient_outbound(guard: &AmbientGuard) -> Vec<Rule> {
+    let mark = Condition::is(Key::Mark, Spans::one(ZTUNNEL_MARK));
+    let mut rules = vec![accept().with([mark])];
+    rules.extend(of_probes(guard, Condition::to));
     rules.push(goto(REJECT_OUTBOUND));
     rules
 }
 
-fn ambient_inbound(guard: &AmbientGuard) -> Vec<NativeRule> {
-    let ports = ZTUNNEL_INBOUND.into_iter().map(|port| super::set::Span::one(port.into())).collect();
-    let ports = Condition { key: Key::DestinationPort, not: false, values: ports };
-    let mut rules = vec![with(accept(), [ports])];
-    rules.extend(of_probes(guard, Key::Source));
+fn ambient_inbound(guard: &AmbientGuard) -> Vec<Rule> {
+    let ports: Spans = ZTUNNEL_INBOUND.into_iter().map(|port| Span::one(port.into())).collect();
+    let mut rules = vec![accept().with([Condition::is(Key::DestinationPort, ports)])];
+    rules.extend(of_probes(guard, Condition::from));
     rules.push(goto(REJECT_INBOUND));
     rules
 }
 
-/// Returns the rules that accept connections of the kubelet's probes, by the address that `key` selects.
-fn of_probes(guard: &AmbientGuard, key: impl Fn(Family) -> Key) -> impl Iterator<Item = NativeRule> {
+/// Returns the rules that accept connections of the kubelet's probes, with a condition on the address.
+fn of_probes(guard: &AmbientGuard, on: impl Fn(IpNet) -> Condition) -> impl Iterator<Item = Rule> {
     guard.probes.iter().map(move |probe| {
-        let family = if probe.is_ipv4() { Family::Ip } else { Family::Ip6 };
-        let address = Condition { key: key(family), not: false, values: addresses((*probe).into()) };
-        with(NativeRule { family: Some(family), ..accept() }, [address])
+        let net = IpNet::from(*probe);
+        Rule { family: Some(Family::of(&net)), ..accept() }.with([on(net)])
     })
 }
 
-/// Returns the conditions of the first packet of a TCP connection.
-fn new_connections() -> [Condition; 2] {
-    [protocol(&[Protocol::Tcp]), Condition { key: Key::TcpFlags, not: false, values: Spans::one(SYN) }]
+/// Returns the condition that a packet enters through this interface.
+fn from(name: &str) -> Condition {
+    Condition::interface(Key::InInterface, name)
 }
 
-fn over(key: Key, name: &str) -> Condition {
-    Condition { key, not: false, values: interface(name) }
-}
-
-fn accept() -> NativeRule {
-    NativeRule::new(Target::Accept)
-}
-
-fn jump(chain: &'static str) -> NativeRule {
-    NativeRule::new(Target::Jump(chain.into()))
+fn accept() -> Rule {
+    Rule::new(Target::Accept)
 }

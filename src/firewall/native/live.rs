@@ -1,16 +1,28 @@
-//! Detour's native tables in the kernel: the live state with its chains, rules and sets.
+//! Detour's native tables in the kernel, with their chains, rules and sets; and the changes that lead to the desired ones.
+//!
+//! Base chains that remain are flushed and filled again: the kernel replaces the rules of a base chain and of all chains
+//! that it reaches at once, so that each packet passes either the old or the new ones (net/netfilter/nf_tables_core.c,
+//! `nft_do_chain`). If a table were deleted and created again, a packet could pass both or neither, because the kernel
+//! attaches new base chains before the commit and detaches old ones after it. Only a table that another process changed
+//! beyond its known rules is replaced.
+//!
+//! The order in which `nft` lists chains and sets does not depend on the changes: if one is added or removed, the others
+//! are created again, too.
 
 use super::nft_set::LiveSet;
-use super::rule::{BaseHook, NativeChain, NativeRule, NativeTable, chain_type};
+use super::rule::{BaseHook, NativeChain, NativeTable, NativeTables, TableId, chain_type, container_sets};
 use super::wire::decode;
-use crate::firewall::containers::{ContainerElement, is_container_set, scope_of_set};
-use crate::firewall::expression::Counter;
+use crate::firewall::containers::{self, ContainerElement, SCOPES, is_container_set, scope_of_set};
+use crate::firewall::expression::NF_ACCEPT;
+use crate::firewall::foreign::LiveRule;
 use crate::firewall::nfnetlink::{NfError, NfSocket, Verb, nfta};
 use crate::firewall::rule::{Hook, NFPROTO_INET, Name, Table};
-use crate::firewall::target::NF_ACCEPT;
+use crate::firewall::step::{PlannedStep, Step};
 use crate::netlink::DumpLimit;
 use crate::netlink::attributes::{Attributes, find, find_be32, find_text};
+use crate::policy::ContainerScope;
 use nix::errno::Errno;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Something in the kernel that detour would not write.
@@ -23,22 +35,16 @@ pub struct NativeLiveChain {
     /// The hook that it is attached to; an error if hook, type, priority or policy differ from detour's, or if the table
     /// is switched off.
     pub hook: Result<Option<BaseHook>, NotOurs>,
-    /// The rules in order; `None` for a rule that detour would not write.
-    pub rules: Vec<Option<NativeRule>>,
-    /// The counter of each rule.
-    pub counters: Vec<Counter>,
+    /// The rules in order.
+    pub rules: Vec<LiveRule>,
 }
 
 impl NativeLiveChain {
     /// Reports whether the chain is as desired.
     pub(super) fn is(&self, desired: &NativeChain) -> bool {
-        self.hook == Ok(desired.hook) && self.rules.iter().map(Option::as_ref).eq(desired.rules.iter().map(Some))
+        self.hook == Ok(desired.hook)
+            && self.rules.iter().map(|live| live.rule.as_ref().ok()).eq(desired.rules.iter().map(Some))
     }
-}
-
-/// Returns a live rule as `nft` prints it; `None` is one that detour would not write.
-pub(in crate::firewall) fn native_text(rule: Option<&NativeRule>) -> String {
-    rule.map_or_else(|| "(a foreign rule)".to_owned(), ToString::to_string)
 }
 
 /// Detour's live native tables, each with its chains by name.
@@ -103,7 +109,7 @@ impl Sets {
 pub(crate) fn add_native_chain(tables: &mut NativeLiveTables, family: u8, body: &[u8]) {
     let table = native_table_of(family, find_text(body, nfta::TABLE));
     if let (Some(table), Some(name)) = (table, find_text(body, nfta::CHAIN_NAME)) {
-        let chain = NativeLiveChain { hook: hook(table, body), rules: Vec::new(), counters: Vec::new() };
+        let chain = NativeLiveChain { hook: hook(table, body), rules: Vec::new() };
         tables.entry(table).or_default().insert(name.to_owned(), chain);
     }
 }
@@ -136,13 +142,141 @@ pub(crate) fn add_native_rule(tables: &mut NativeLiveTables, sets: &Sets, family
     let chain = tables.get_mut(&table).and_then(|chains| chains.get_mut(find_text(body, nfta::RULE_CHAIN)?));
     if let Some(chain) = chain {
         let no_sets = BTreeMap::new();
-        let expressions = find(body, nfta::RULE_EXPRESSIONS).unwrap_or_default();
-        chain.rules.push(decode(expressions, sets.by_name.get(&table).unwrap_or(&no_sets)));
-        chain.counters.push(Counter::read(expressions));
+        let sets = sets.by_name.get(&table).unwrap_or(&no_sets);
+        chain.rules.extend(LiveRule::read(body, |list| decode(list, sets)));
     }
 }
 
 /// Reports whether a live table is as desired.
 pub(crate) fn are_equal(live: &BTreeMap<String, NativeLiveChain>, desired: &BTreeMap<Name, NativeChain>) -> bool {
     live.keys().eq(desired.keys()) && live.values().zip(desired.values()).all(|(live, desired)| live.is(desired))
+}
+
+/// Returns the changes that lead from `live` to `desired`. Sets that remain keep their `elements`.
+#[must_use]
+pub(in crate::firewall) fn changes(
+    live: &NativeLiveTables,
+    elements: &[ContainerElement],
+    mut desired: NativeTables,
+) -> Vec<PlannedStep<'static>> {
+    let mut all = Vec::new();
+    for table in NativeTable::ALL {
+        let mut steps = Vec::new();
+        match (live.get(&table), desired.remove(&table)) {
+            (None, None) => {}
+            (Some(_), None) => steps.push(Step::DeleteTable),
+            (Some(live), Some(desired)) if are_equal(live, &desired) => {}
+            (live, Some(desired)) => TableChange { table, elements, desired }.add(live, &mut steps),
+        }
+        all.extend(steps.into_iter().map(|step| (TableId::Native(table), step)));
+    }
+    all
+}
+
+/// The inputs of a table's changes.
+struct TableChange<'a> {
+    table: NativeTable,
+    elements: &'a [ContainerElement],
+    desired: BTreeMap<Name, NativeChain>,
+}
+
+impl TableChange<'_> {
+    fn add(self, live: Option<&BTreeMap<String, NativeLiveChain>>, steps: &mut Vec<Step<'static>>) {
+        let no_chains = BTreeMap::new();
+        match live {
+            Some(live) if self.has_same_structure(live) => {
+                let changed = |(name, chain): &(&Name, &NativeChain)| !live[name.as_ref()].is(chain);
+                for (name, _) in self.desired.iter().filter(changed) {
+                    steps.push(Step::Flush(name.clone()));
+                }
+                self.fill(live, steps);
+            }
+            Some(live) if self.can_be_refilled(live) => {
+                self.clear(live, steps);
+                self.create(live, steps);
+                self.fill(&no_chains, steps);
+            }
+            live => {
+                steps.extend(live.map(|_| Step::DeleteTable));
+                steps.push(Step::Table);
+                self.create(&no_chains, steps);
+                self.fill(&no_chains, steps);
+            }
+        }
+    }
+
+    fn is_known(live: &BTreeMap<String, NativeLiveChain>) -> bool {
+        live.values().all(|chain| chain.hook.is_ok() && chain.rules.iter().all(|rule| rule.rule.is_ok()))
+    }
+
+    /// Reports whether only rules differ.
+    fn has_same_structure(&self, live: &BTreeMap<String, NativeLiveChain>) -> bool {
+        let hooks = |(live, desired): (&NativeLiveChain, &NativeChain)| live.hook == Ok(desired.hook);
+        Self::is_known(live)
+            && live.keys().eq(self.desired.keys())
+            && live.values().zip(self.desired.values()).all(hooks)
+            && self.live_sets(live) == container_sets(&self.desired)
+    }
+
+    /// Reports whether the desired base chains that are live can remain: they are attached as desired and are the first
+    /// ones to be created, and all rules are such that detour could have written them. Those of other processes may refer
+    /// to chains and sets.
+    fn can_be_refilled(&self, live: &BTreeMap<String, NativeLiveChain>) -> bool {
+        let is_attached = |(name, chain): (&Name, &NativeChain)| {
+            live.get(name.as_ref()).is_none_or(|live| live.hook == Ok(chain.hook))
+        };
+        let mut bases = self.desired.iter().filter(|(_, chain)| chain.hook.is_some()).map(|(name, _)| name.as_ref());
+        let is_live = |name: &str| live.contains_key(name);
+        Self::is_known(live)
+            && self.desired.iter().all(is_attached)
+            && bases.by_ref().skip_while(|name| is_live(name)).all(|name| !is_live(name))
+    }
+
+    fn live_sets(&self, live: &BTreeMap<String, NativeLiveChain>) -> Vec<ContainerScope> {
+        if self.table != NativeTable::Exclusions {
+            return Vec::new();
+        }
+        let rules = live.values().flat_map(|chain| &chain.rules).filter_map(|rule| rule.rule.as_ref().ok());
+        let used: Vec<ContainerScope> = rules.filter_map(|rule| Some(rule.cgroup?.set)).collect();
+        let exists = |scope: &ContainerScope| used.contains(scope) || self.elements.iter().any(|e| e.scope == *scope);
+        SCOPES.into_iter().filter(exists).collect()
+    }
+
+    /// Adds the steps that remove everything but the desired base chains: rules before the chains and sets that they
+    /// refer to.
+    fn clear(&self, live: &BTreeMap<String, NativeLiveChain>, steps: &mut Vec<Step<'static>>) {
+        let nonempty = live.iter().filter(|(_, chain)| !chain.rules.is_empty());
+        steps.extend(nonempty.map(|(name, _)| Step::Flush(name.clone().into())));
+        let goes = |(name, chain): &(&String, &NativeLiveChain)| {
+            chain.hook == Ok(None) || !self.desired.contains_key(name.as_str())
+        };
+        steps.extend(live.iter().filter(goes).map(|(name, _)| Step::DeleteChain(name.clone().into())));
+        steps.extend(self.live_sets(live).into_iter().map(Step::DeleteSet));
+    }
+
+    /// Adds the steps that create sets with their elements, and chains, except base chains that are live.
+    fn create(&self, live: &BTreeMap<String, NativeLiveChain>, steps: &mut Vec<Step<'static>>) {
+        for scope in container_sets(&self.desired) {
+            steps.push(Step::Set(scope));
+            let elements = self.elements.iter().filter(|element| element.scope == scope);
+            steps.extend(elements.take(containers::MAX_ELEMENTS as usize).cloned().map(Step::Element));
+        }
+        let is_new = |(name, chain): &(&Name, &NativeChain)| chain.hook.is_none() || !live.contains_key(name.as_ref());
+        let mut chains: Vec<(&Name, &NativeChain)> = self.desired.iter().filter(is_new).collect();
+        // Base chains first.
+        chains.sort_by_key(|(_, chain)| chain.hook.is_none());
+        let creation = |(name, chain): (&Name, &NativeChain)| Step::Chain { name: name.clone(), hook: chain.hook };
+        steps.extend(chains.into_iter().map(creation));
+    }
+
+    /// Adds the rules of all chains that are not as in `live`.
+    fn fill(self, live: &BTreeMap<String, NativeLiveChain>, steps: &mut Vec<Step<'static>>) {
+        for (name, chain) in self.desired {
+            if live.get(name.as_ref()).is_some_and(|live| live.is(&chain)) {
+                continue;
+            }
+            let append = |rule| Step::Rule { chain: name.clone(), before: None, rule: Cow::Owned(rule) };
+            steps.extend(chain.rules.into_iter().map(append));
+        }
+    }
 }

@@ -3,34 +3,29 @@
 //! without `nft_compat` and for pods in their own user namespace; its chains have the same names as in the format
 //! `iptables`.
 //!
-//! * `rule`: the model of native rules, and their text as `nft` prints it
-//! * `set`: sets of numbers, the values of a condition
+//! * `rule`: native tables and chains, and their text as `nft` prints it
 //! * `translate`: the rules of a redirection as native ones
 //! * `exclusions`: the rules of the table `detour-exclusions`
 //! * `guard`: the rules of the guard, in the same table, whose sets of containers it looks up
 //! * `wire`, with `nft_set`: native rules as nf_tables expressions and sets, and back
-//! * `live`: the live tables
-//! * `changes`: the changes from the live to the desired tables
+//! * `live`: the live tables, and the changes to the desired ones
 
-mod changes;
 mod exclusions;
 mod guard;
 pub(super) mod live;
 mod nft_set;
 pub mod rule;
-pub mod set;
 mod translate;
 pub(super) mod wire;
 
-pub(super) use changes::changes;
 pub(crate) use exclusions::EXCLUSIONS;
 pub(super) use guard::PREFIX as GUARD_PREFIX;
 pub use guard::Rejected;
+pub(super) use live::changes;
 pub use live::{NativeLiveChain, NativeLiveTables};
 pub use rule::{NativeTables, text};
-pub use translate::{addresses, conditions};
 
-use super::rule::Ruleset;
+use super::ruleset::Ruleset;
 use rule::NativeTable;
 
 /// Returns the native tables of a pod: its exclusions and, with `redirection`, its redirection in the rule format

@@ -1,10 +1,9 @@
 //! Anonymous nf_tables sets, which hold the values of one condition: as messages, and as the kernel lists them; and how
 //! a value is laid out in a register.
 
-use super::rule::{Condition, Key};
-use super::set::{Span, Spans};
 use crate::firewall::nfnetlink::{Batch, Verb, nfta};
-use crate::firewall::rule::{Family, NFPROTO_INET};
+use crate::firewall::rule::{Condition, Family, Key, NFPROTO_INET};
+use crate::firewall::set::{Span, Spans};
 use crate::netlink::NLM_F_CREATE;
 use crate::netlink::attributes::{self, Attributes, find, find_be32};
 
@@ -113,7 +112,7 @@ impl<'a> Set<'a> {
 
 /// A live anonymous set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct LiveSet {
+pub(in crate::firewall) struct LiveSet {
     interval: bool,
     /// The bytes of each number, and whether it is the first after the end of a span.
     elements: Vec<(Vec<u8>, bool)>,
@@ -172,7 +171,7 @@ impl LiveSet {
 /// How the values of a key are laid out in a register.
 impl Key {
     /// Returns the number of bytes.
-    pub(super) const fn width(self) -> usize {
+    pub(in crate::firewall) const fn width(self) -> usize {
         match self {
             Self::InInterface | Self::OutInterface => 16,
             Self::Source(Family::Ip) | Self::Destination(Family::Ip) => 4,

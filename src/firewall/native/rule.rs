@@ -1,116 +1,13 @@
-//! The model of native rules: conditions on sets of numbers, and a target; and their text as `nft list ruleset`
-//! prints it without counters, which `nft -f` reads.
+//! Native tables and chains, and their text as `nft list ruleset` prints it without counters, which `nft -f` reads.
 
-use super::set::{Span, Spans};
 use crate::firewall::containers::{MAX_ELEMENTS, SCOPES, TABLE as EXCLUSIONS, set_name};
-use crate::firewall::rule::{Family, Hook, Name, Table};
-use crate::firewall::target::Target;
+use crate::firewall::rule::{Condition, Family, Hook, InCgroup, Key, LOCAL, Name, Rule, SYN, Table, Target};
+use crate::firewall::set::Span;
 use crate::policy::ContainerScope;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fmt::{Display, Formatter};
 use std::net::{Ipv4Addr, Ipv6Addr};
-
-/// What a condition checks, in the order in which conditions are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Key {
-    /// `iifname`: sixteen bytes, padded with zeros, as a number; a name with a wildcard is a span.
-    InInterface,
-    /// `oifname`.
-    OutInterface,
-    /// `ip saddr`, `ip6 saddr`.
-    Source(Family),
-    /// `ip daddr`, `ip6 daddr`.
-    Destination(Family),
-    /// `meta l4proto`.
-    Protocol,
-    /// `tcp sport`, `udp sport`, `th sport`.
-    SourcePort,
-    /// `tcp dport`, `udp dport`, `th dport`.
-    DestinationPort,
-    /// `meta skuid`: the UID in the user namespace that owns the network namespace, as the pod itself sees it
-    /// (`nft_meta_get_eval_skugid`).
-    Uid,
-    /// `meta skgid`.
-    Gid,
-    /// `ct state`: bits, at least one of which must be set (`NF_CT_STATE_…`).
-    CtState,
-    /// `meta mark`.
-    Mark,
-    /// `ct mark`.
-    CtMark,
-    /// `tcp flags & (fin|syn|rst|ack)`: those of the first packet of a connection are `syn`.
-    TcpFlags,
-    /// `fib daddr type`: where the pod's routes lead (`RTN_…`, linux/rtnetlink.h).
-    DestinationType,
-}
-
-/// `RTN_LOCAL`.
-pub(in crate::firewall) const LOCAL: u128 = 2;
-/// The flag `syn`.
-pub(in crate::firewall) const SYN: u128 = 2;
-
-/// A condition of a rule.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Condition {
-    /// The packet property that it checks.
-    pub key: Key,
-    /// Whether it is negated.
-    pub not: bool,
-    /// The accepted values.
-    pub values: Spans,
-}
-
-impl Condition {
-    /// Sorts the conditions of a rule by key.
-    pub(super) fn sort(conditions: &mut [Self]) {
-        conditions.sort_by_key(|condition| condition.key);
-    }
-
-    /// Returns the values as `nft` prints them, one text per span, without quotes.
-    #[must_use]
-    pub fn value_texts(&self) -> Vec<String> {
-        let text = |span: &Span| span_text(self.key, *span).trim_matches('"').to_owned();
-        self.values.as_slice().iter().map(text).collect()
-    }
-}
-
-/// `socket cgroupv2 level`: the control group of the sending socket, or its ancestor at this level, is in a set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct InCgroup {
-    /// The level of the compared control group; a child of the root has level 1.
-    pub level: u8,
-    /// The set of excluded containers.
-    pub set: ContainerScope,
-}
-
-/// A native rule.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NativeRule {
-    /// The family that it applies to; `None` for both. A rule that checks addresses has a family.
-    pub family: Option<Family>,
-    /// The conditions, sorted by key; all must be met, including several on one key.
-    pub conditions: Vec<Condition>,
-    /// The condition on the sender's control group.
-    pub cgroup: Option<InCgroup>,
-    /// What it does with a packet that meets all conditions.
-    pub target: Target,
-}
-
-impl NativeRule {
-    /// Returns a rule without conditions.
-    #[must_use]
-    pub const fn new(target: Target) -> Self {
-        Self { family: None, conditions: Vec::new(), cgroup: None, target }
-    }
-
-    /// Returns the condition on `key`, if there is exactly one.
-    #[must_use]
-    pub fn condition(&self, key: Key) -> Option<&Condition> {
-        let mut found = self.conditions.iter().filter(|condition| condition.key == key);
-        found.next().filter(|_| found.next().is_none())
-    }
-}
 
 /// Where a base chain is attached: at the hook and beside the chain of this iptables table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,13 +18,13 @@ pub struct BaseHook {
     pub hook: Hook,
 }
 
-/// A chain: the rules in order, and the hook of a base chain.
+/// A native chain: the rules in order, and the hook of a base chain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NativeChain {
     /// The hook; `None` for a chain that is entered by jumps only.
     pub hook: Option<BaseHook>,
     /// The rules in order.
-    pub rules: Vec<NativeRule>,
+    pub rules: Vec<Rule>,
 }
 
 /// A native table of detour, in family `inet`.
@@ -178,6 +75,50 @@ pub(crate) const EXCLUSIONS_NAT_PRIORITY: i32 = -102;
 
 /// The priority of the guard: after all NAT and after the usual filters.
 const GUARD_PRIORITY: i32 = 10;
+
+/// A table of iptables, or a native one of both families.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TableId {
+    /// A table of iptables.
+    Iptables(Family, Table),
+    /// A table of detour in family `inet`.
+    Native(NativeTable),
+}
+
+impl TableId {
+    /// Returns the table's name in the kernel.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Iptables(_, table) => table.name(),
+            Self::Native(table) => table.name(),
+        }
+    }
+
+    /// Returns the table's name with its family: `ip nat`, `inet detour-nat`.
+    #[must_use]
+    pub fn place(self) -> String {
+        let family = match self {
+            Self::Iptables(family, _) => family.name(),
+            Self::Native(_) => "inet",
+        };
+        format!("{family} {}", self.name())
+    }
+
+    /// Returns a rule of the table as `iptables-save` or `nft` prints it, without the chain.
+    pub(in crate::firewall) fn text_of(self, rule: &Rule) -> String {
+        match self {
+            Self::Iptables(..) => rule.iptables_text(),
+            Self::Native(_) => rule.to_string(),
+        }
+    }
+
+    /// Returns the text of a rule with its table and its chain.
+    pub(in crate::firewall) fn rule_text(self, chain: &str, text: &str) -> String {
+        let add = if matches!(self, Self::Iptables(..)) { "-A " } else { "" };
+        format!("{} {add}{chain} {text}", self.place())
+    }
+}
 
 /// The native tables of a pod, each with its chains by name.
 pub type NativeTables = BTreeMap<NativeTable, BTreeMap<Name, NativeChain>>;
@@ -232,14 +173,13 @@ fn chain_text(table: NativeTable, name: &str, chain: &NativeChain) -> String {
     format!("\tchain {name} {{\n{}{rules}\t}}\n", hook.unwrap_or_default())
 }
 
-impl Display for NativeRule {
+impl Display for Rule {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let is_address = |c: &Condition| matches!(c.key, Key::Source(_) | Key::Destination(_));
         // A condition on an address implies the family.
-        if let Some(family) = self.family.filter(|_| !self.conditions.iter().any(is_address)) {
+        if let Some(family) = self.family.filter(|_| !self.has_address()) {
             write!(f, "meta nfproto {} ", family_name(family))?;
         }
-        let protocol = self.protocol();
+        let protocol = self.protocol().and_then(protocol_name);
         let checks_port = |c: &Condition| matches!(c.key, Key::SourcePort | Key::DestinationPort | Key::TcpFlags);
         let implied = protocol.is_some() && self.conditions.iter().any(checks_port);
         for condition in self.conditions.iter().filter(|c| !(implied && c.key == Key::Protocol)) {
@@ -248,7 +188,7 @@ impl Display for NativeRule {
         if let Some(InCgroup { level, set }) = self.cgroup {
             write!(f, "socket cgroupv2 level {level} @{} ", set_name(set))?;
         }
-        write!(f, "counter {}", self.target_text())
+        write!(f, "counter {}", target_text(self))
     }
 }
 
@@ -259,38 +199,31 @@ const fn family_name(family: Family) -> &'static str {
     }
 }
 
-impl NativeRule {
-    /// Returns the protocol, if the rule requires exactly one.
-    fn protocol(&self) -> Option<&'static str> {
-        let span = self.condition(Key::Protocol).filter(|c| !c.not)?.values.single()?;
-        protocol_name(span.first).filter(|_| span.is_one())
-    }
-
-    fn target_text(&self) -> String {
-        let family = self.family.map_or("", Family::name);
-        match &self.target {
-            Target::Accept => "accept".to_owned(),
-            Target::Return => "return".to_owned(),
-            Target::Drop => "drop".to_owned(),
-            Target::Jump(chain) => format!("jump {chain}"),
-            Target::Goto(chain) => format!("goto {chain}"),
-            Target::Redirect(port) => format!("redirect to :{port}"),
-            Target::Zone(zone) => format!("ct zone set {zone}"),
-            Target::Tproxy { port, mark } if family.is_empty() => {
-                format!("tproxy to :{port} meta mark set {mark:#x} accept")
-            }
-            Target::Tproxy { port, mark } => format!("tproxy {family} to :{port} meta mark set {mark:#x} accept"),
-            Target::SetMark(mark) => format!("meta mark set {mark:#x}"),
-            Target::SaveMark => "ct mark set meta mark".to_owned(),
-            Target::RestoreMark => "meta mark set ct mark".to_owned(),
-            Target::KeepDestination => format!("dnat {family} to {family} daddr"),
-            Target::Reset => "reject with tcp reset".to_owned(),
-            Target::Reject => "reject with icmpx port-unreachable".to_owned(),
+fn target_text(rule: &Rule) -> String {
+    let family = rule.family.map_or("", Family::name);
+    match &rule.target {
+        Target::Accept => "accept".to_owned(),
+        Target::Return => "return".to_owned(),
+        Target::Drop => "drop".to_owned(),
+        Target::Jump(chain) => format!("jump {chain}"),
+        Target::Goto(chain) => format!("goto {chain}"),
+        Target::Redirect(port) => format!("redirect to :{port}"),
+        Target::Zone(zone) => format!("ct zone set {zone}"),
+        Target::Tproxy { port, mark } if family.is_empty() => {
+            format!("tproxy to :{port} meta mark set {mark:#x} accept")
         }
+        Target::Tproxy { port, mark } => format!("tproxy {family} to :{port} meta mark set {mark:#x} accept"),
+        Target::SetMark(mark) => format!("meta mark set {mark:#x}"),
+        Target::SaveMark => "ct mark set meta mark".to_owned(),
+        Target::RestoreMark => "meta mark set ct mark".to_owned(),
+        Target::KeepDestination => format!("dnat {family} to {family} daddr"),
+        Target::Reset => "reject with tcp reset".to_owned(),
+        Target::Reject => "reject with icmpx port-unreachable".to_owned(),
     }
 }
 
-fn protocol_name(number: u128) -> Option<&'static str> {
+/// Returns the name of a protocol by its number.
+pub(in crate::firewall) fn protocol_name(number: u128) -> Option<&'static str> {
     match number {
         6 => Some("tcp"),
         17 => Some("udp"),
@@ -329,7 +262,8 @@ fn condition_text(condition: &Condition, protocol: Option<&str>) -> String {
     format!("{key} {equals}{values}")
 }
 
-fn span_text(key: Key, span: Span) -> String {
+/// Returns the text of one of a condition's values.
+pub(in crate::firewall) fn span_text(key: Key, span: Span) -> String {
     let one = |number: u128| match key {
         Key::Source(family) | Key::Destination(family) => address(family, number),
         Key::Protocol => protocol_name(number).map_or_else(|| number.to_string(), str::to_owned),
@@ -337,7 +271,9 @@ fn span_text(key: Key, span: Span) -> String {
         _ => number.to_string(),
     };
     match key {
-        Key::InInterface | Key::OutInterface => interface(span),
+        Key::InInterface | Key::OutInterface => {
+            format!("\"{}{}\"", interface(span), if span.is_one() { "" } else { "*" })
+        }
         Key::CtState => state(span.first),
         Key::TcpFlags if span == (Span { first: SYN, last: SYN }) => "syn".to_owned(),
         Key::DestinationType if span == (Span { first: LOCAL, last: LOCAL }) => "local".to_owned(),
@@ -353,17 +289,18 @@ fn range(span: Span, one: impl Fn(u128) -> String) -> String {
     if span.is_one() { one(span.first) } else { format!("{}-{}", one(span.first), one(span.last)) }
 }
 
-fn address(family: Family, number: u128) -> String {
+/// Returns the text of an address.
+pub(in crate::firewall) fn address(family: Family, number: u128) -> String {
     match family {
         Family::Ip => Ipv4Addr::from(u32::try_from(number).unwrap_or_default()).to_string(),
         Family::Ip6 => Ipv6Addr::from(number).to_string(),
     }
 }
 
-fn interface(span: Span) -> String {
+/// Returns the name of an interface, or the beginning of the names in a span, without the padding.
+pub(in crate::firewall) fn interface(span: Span) -> String {
     let name: Vec<u8> = span.first.to_be_bytes().into_iter().take_while(|byte| *byte != 0).collect();
-    let star = if span.is_one() { "" } else { "*" };
-    format!("\"{}{star}\"", String::from_utf8_lossy(&name))
+    String::from_utf8_lossy(&name).into_owned()
 }
 
 /// Returns nft's names of `NF_CT_STATE_BIT`s, in the order in which it prints them.
@@ -381,7 +318,8 @@ mod tests {
     #[test]
     fn the_name_of_an_interface_is_printed_without_its_padding() {
         let first = u128::from_be_bytes(*b"eth0\0\0\0\0\0\0\0\0\0\0\0\0");
-        assert_eq!(interface(Span::one(first)), "\"eth0\"");
-        assert_eq!(interface(Span { first, last: first | (u128::MAX >> 32) }), "\"eth0*\"");
+        let text = |span| span_text(Key::InInterface, span);
+        assert_eq!(text(Span::one(first)), "\"eth0\"");
+        assert_eq!(text(Span { first, last: first | (u128::MAX >> 32) }), "\"eth0*\"");
     }
 }

@@ -10,19 +10,9 @@
 //! Rules with the same target that differ in one list are merged into one rule with a set, so that the number of rules
 //! does not grow with the lists. Merging changes the outcome for no packet.
 
-use super::rule::{BaseHook, Condition, Key, NativeChain, NativeRule, NativeTable, NativeTables};
-use super::set::{Span, Spans};
-use crate::firewall::rule;
-use crate::firewall::rule::{CtState, Family, Hook, Match, Name, Ruleset, Table, TableRules, protocol_number};
-use crate::firewall::subsequence::common_subsequence;
-use crate::firewall::target::Target;
-use crate::policy::{IdRange, PortRange};
-use ipnet::IpNet;
-use std::net::IpAddr;
-
-/// `NF_CT_STATE_BIT`s (linux/netfilter/nf_conntrack_common.h).
-const INVALID: u32 = 1;
-const ESTABLISHED_OR_RELATED: u32 = 2 | 4;
+use super::rule::{BaseHook, NativeChain, NativeTable, NativeTables};
+use crate::firewall::rule::{Condition, Family, Hook, Key, Name, Rule, Table, Target};
+use crate::firewall::ruleset::{Ruleset, TableRules, common_subsequence};
 
 /// The maximum number of pairs of rules that are compared to merge two families.
 const MAX_COMPARED_PAIRS: usize = 250_000;
@@ -72,26 +62,26 @@ fn chains<'a>(table: Table, families: &[(Family, &'a TableRules)], both: bool) -
 /// that only one family has are restricted to it.
 fn merged<'a>(
     families: &[(Family, &'a TableRules)],
-    rules: impl Fn(&'a TableRules) -> Option<&'a [rule::Rule]>,
+    rules: impl Fn(&'a TableRules) -> Option<&'a [Rule]>,
     named: bool,
-) -> Option<Vec<NativeRule>> {
-    let native = |family: Family, rules: &[rule::Rule]| condense(rules.iter().flat_map(|rule| native(rule, family)));
+) -> Option<Vec<Rule>> {
+    let native = |family: Family, rules: &[Rule]| condense(rules.iter().flat_map(|rule| native(rule, family)));
     let mut lists = families.iter().filter_map(|&(family, of)| Some((family, rules(of)?)));
     match (lists.next()?, lists.next()) {
-        ((family, a), Some((_, b))) if a == b && !a.iter().any(has_address) => Some(native(family, a)),
+        ((family, a), Some((_, b))) if a == b && !a.iter().any(Rule::has_address) => Some(native(family, a)),
         ((a, rules_of_a), Some((b, rules_of_b))) => Some(zip(native(a, rules_of_a), a, native(b, rules_of_b), b)),
         ((family, rules), None) if !named => Some(native(family, rules)),
         ((family, rules), None) => Some(native(family, rules).into_iter().map(|rule| only(rule, family)).collect()),
     }
 }
 
-fn only(rule: NativeRule, family: Family) -> NativeRule {
-    NativeRule { family: Some(family), ..rule }
+fn only(rule: Rule, family: Family) -> Rule {
+    Rule { family: Some(family), ..rule }
 }
 
 /// Merges two families' rules into one list that contains common rules once. If there are too many to compare, only
 /// the common beginning and end are merged.
-fn zip(a: Vec<NativeRule>, family_of_a: Family, b: Vec<NativeRule>, family_of_b: Family) -> Vec<NativeRule> {
+fn zip(a: Vec<Rule>, family_of_a: Family, b: Vec<Rule>, family_of_b: Family) -> Vec<Rule> {
     let common = common_subsequence(a.len(), b.len(), MAX_COMPARED_PAIRS, |i, j| a[i] == b[j]);
     let mut zipped = Vec::with_capacity(a.len() + b.len() - common.len());
     let (mut next_of_a, mut next_of_b) = (0, 0);
@@ -109,101 +99,25 @@ fn zip(a: Vec<NativeRule>, family_of_a: Family, b: Vec<NativeRule>, family_of_b:
 }
 
 /// Translates a rule; TPROXY becomes two.
-fn native(rule: &rule::Rule, family: Family) -> impl Iterator<Item = NativeRule> + use<> {
-    let family_of_addresses = has_address(rule).then_some(family);
-    let mut conditions = conditions(rule, family);
-    if rule.target == Target::SaveMark {
-        conditions.insert(0, Condition { key: Key::InInterface, not: false, values: interface("lo") });
+fn native(rule: &Rule, family: Family) -> impl Iterator<Item = Rule> + use<> {
+    let mut conditions: Vec<Condition> = Vec::with_capacity(rule.conditions.len());
+    for condition in &rule.conditions {
+        // "Not in A" and "not in B" together are "not in A or B".
+        match conditions.iter_mut().find(|other| other.key == condition.key && other.not && condition.not) {
+            Some(other) => other.values.extend(&condition.values),
+            None => conditions.push(condition.clone()),
+        }
     }
-    let first = NativeRule { family: family_of_addresses, conditions, ..NativeRule::new(rule.target.clone()) };
-    let drop =
-        matches!(rule.target, Target::Tproxy { .. }).then(|| NativeRule { target: Target::Drop, ..first.clone() });
+    let only_lo = (rule.target == Target::SaveMark).then(|| Condition::interface(Key::InInterface, "lo"));
+    let family = rule.has_address().then_some(family);
+    let first = Rule { family, conditions, ..Rule::new(rule.target.clone()) }.with(only_lo);
+    let drop = matches!(rule.target, Target::Tproxy { .. }).then(|| Rule { target: Target::Drop, ..first.clone() });
     std::iter::once(first).chain(drop)
 }
 
-/// Reports whether the rule checks an address, so that it applies to one family only.
-const fn has_address(rule: &rule::Rule) -> bool {
-    rule.source.is_some() || rule.destination.is_some()
-}
-
-/// Returns the conditions of an iptables rule as a native rule has them.
-#[must_use]
-pub fn conditions(rule: &rule::Rule, family: Family) -> Vec<Condition> {
-    let mut all: Vec<Condition> = Vec::new();
-    let mut add = |key: Key, not: bool, values: Spans| {
-        // "Not in A" and "not in B" together are "not in A or B".
-        match all.iter_mut().find(|other| other.key == key && other.not && not) {
-            Some(other) => other.values.extend(&values),
-            None => all.push(Condition { key, not, values }),
-        }
-    };
-    rule.in_interface.iter().for_each(|name| add(Key::InInterface, name.not, interface(&name.value)));
-    rule.out_interface.iter().for_each(|name| add(Key::OutInterface, name.not, interface(&name.value)));
-    rule.source.iter().for_each(|net| add(Key::Source(family), net.not, addresses(net.value)));
-    rule.destination.iter().for_each(|net| add(Key::Destination(family), net.not, addresses(net.value)));
-    if let Some(protocol) = rule.protocol {
-        add(Key::Protocol, false, Spans::one(protocol_number(protocol)));
-    }
-    for condition in &rule.matches {
-        match condition {
-            Match::DestinationPort(p) => add(Key::DestinationPort, p.not, ports(p.value)),
-            Match::SourcePort(p) => add(Key::SourcePort, p.not, ports(p.value)),
-            Match::DestinationPorts(list) => {
-                add(Key::DestinationPort, list.not, list.value.iter().map(|range| span(*range)).collect())
-            }
-            Match::Uid(id) => add(Key::Uid, id.not, ids(id.value)),
-            Match::Gid(id) => add(Key::Gid, id.not, ids(id.value)),
-            Match::CtState(CtState::Invalid) => add(Key::CtState, false, Spans::one(INVALID)),
-            Match::CtState(CtState::RelatedOrEstablished) => {
-                add(Key::CtState, false, Spans::one(ESTABLISHED_OR_RELATED));
-            }
-            Match::Mark(mark) => add(Key::Mark, mark.not, Spans::one(mark.value)),
-            Match::Connmark(mark) => add(Key::CtMark, false, Spans::one(*mark)),
-        }
-    }
-    Condition::sort(&mut all);
-    all
-}
-
-fn span(ports: PortRange) -> Span {
-    Span { first: ports.first.into(), last: ports.last.into() }
-}
-
-/// Returns the ports of a range.
-pub(super) fn ports(range: PortRange) -> Spans {
-    Spans::of(range.first, range.last)
-}
-
-fn ids(range: IdRange) -> Spans {
-    Spans::of(range.first, range.last)
-}
-
-/// Returns the addresses of a network.
-#[must_use]
-pub fn addresses(net: IpNet) -> Spans {
-    let number = |address| match address {
-        IpAddr::V4(address) => u128::from(u32::from(address)),
-        IpAddr::V6(address) => u128::from(address),
-    };
-    Spans::of(number(net.network()), number(net.broadcast()))
-}
-
-/// Returns the span of an interface name; a name that ends in `+` is a prefix.
-pub(in crate::firewall) fn interface(name: &str) -> Spans {
-    let padded = |text: &str, with: u8| {
-        let mut bytes = [with; 16];
-        bytes.iter_mut().zip(text.bytes()).for_each(|(padding, byte)| *padding = byte);
-        u128::from_be_bytes(bytes)
-    };
-    match name.strip_suffix('+') {
-        Some(prefix) => Spans::of(padded(prefix, 0), padded(prefix, u8::MAX)),
-        None => Spans::one(padded(name, 0)),
-    }
-}
-
 /// Merges rules where that changes the outcome for no packet.
-pub(super) fn condense(rules: impl IntoIterator<Item = NativeRule>) -> Vec<NativeRule> {
-    let mut out: Vec<NativeRule> = Vec::new();
+pub(super) fn condense(rules: impl IntoIterator<Item = Rule>) -> Vec<Rule> {
+    let mut out: Vec<Rule> = Vec::new();
     for rule in rules {
         let Some((mut at, differing)) = absorbing_rule(&rule, &out) else {
             out.push(rule);
@@ -221,7 +135,7 @@ pub(super) fn condense(rules: impl IntoIterator<Item = NativeRule>) -> Vec<Nativ
 }
 
 /// Adds to `union` the values of the condition in which `rule` differs.
-fn absorb(union: &mut NativeRule, rule: &NativeRule, differing: Option<usize>) {
+fn absorb(union: &mut Rule, rule: &Rule, differing: Option<usize>) {
     if let Some(condition) = differing {
         union.conditions[condition].values.extend(&rule.conditions[condition].values);
     }
@@ -229,7 +143,7 @@ fn absorb(union: &mut NativeRule, rule: &NativeRule, differing: Option<usize>) {
 
 /// Returns the index of the last rule in `earlier` that can absorb `rule`, and the condition in which the two differ.
 /// `rule` must not move before a rule with another action that may match the same packets.
-fn absorbing_rule(rule: &NativeRule, earlier: &[NativeRule]) -> Option<(usize, Option<usize>)> {
+fn absorbing_rule(rule: &Rule, earlier: &[Rule]) -> Option<(usize, Option<usize>)> {
     for (at, other) in earlier.iter().enumerate().rev().take(MAX_EXAMINED) {
         if let Some(differing) = can_merge(other, rule) {
             return Some((at, differing));
@@ -243,7 +157,7 @@ fn absorbing_rule(rule: &NativeRule, earlier: &[NativeRule]) -> Option<(usize, O
 
 /// Reports whether no packet matches both rules. Conditions on marks and state don't count: rules can change marks, and
 /// a state condition accepts several bits.
-fn are_disjoint(a: &NativeRule, b: &NativeRule) -> bool {
+fn are_disjoint(a: &Rule, b: &Rule) -> bool {
     let families = a.family.is_some() && b.family.is_some() && a.family != b.family;
     let apart = |key: Key| match (a.condition(key), b.condition(key)) {
         (Some(a), Some(b)) => !a.not && !b.not && a.values.is_disjoint_from(&b.values),
@@ -255,7 +169,7 @@ fn are_disjoint(a: &NativeRule, b: &NativeRule) -> bool {
 
 /// Returns whether one rule can match exactly the packets of both (`Some`), and the condition to extend for that; an
 /// inner `None` if the rules are equal.
-fn can_merge(a: &NativeRule, b: &NativeRule) -> Option<Option<usize>> {
+fn can_merge(a: &Rule, b: &Rule) -> Option<Option<usize>> {
     if a.target != b.target || a.family != b.family || a.conditions.len() != b.conditions.len() {
         return None;
     }
@@ -267,23 +181,22 @@ fn can_merge(a: &NativeRule, b: &NativeRule) -> Option<Option<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rule::Condition;
-    use super::super::set::{Span, Spans};
     use super::*;
+    use crate::firewall::set::{Span, Spans};
     use proptest::prelude::*;
 
-    fn rules(ports: &[u16]) -> Vec<NativeRule> {
-        let rule = |port: &u16| NativeRule {
+    fn rules(ports: &[u16]) -> Vec<Rule> {
+        let rule = |port: &u16| Rule {
             conditions: vec![Condition { key: Key::DestinationPort, not: false, values: Spans::one(*port) }],
-            ..NativeRule::new(Target::Accept)
+            ..Rule::new(Target::Accept)
         };
         ports.iter().map(rule).collect()
     }
 
     /// Returns the rules that apply to one family.
-    fn seen(zipped: &[NativeRule], family: Family) -> Vec<NativeRule> {
+    fn seen(zipped: &[Rule], family: Family) -> Vec<Rule> {
         let seen = zipped.iter().filter(|rule| rule.family.is_none_or(|own| own == family));
-        seen.map(|rule| NativeRule { family: None, ..rule.clone() }).collect()
+        seen.map(|rule| Rule { family: None, ..rule.clone() }).collect()
     }
 
     proptest! {
@@ -312,7 +225,7 @@ mod tests {
     const KEYS: [Key; 3] = [Key::DestinationPort, Key::Uid, Key::Gid];
 
     /// Returns the action of the first rule that matches `values`, one for each key.
-    fn decides(rules: &[NativeRule], values: [u128; 3]) -> Option<&Target> {
+    fn decides(rules: &[Rule], values: [u128; 3]) -> Option<&Target> {
         let holds = |condition: &Condition| {
             let value = values[KEYS.iter().position(|key| *key == condition.key).expect("one of these")];
             condition.values.as_slice().iter().any(|s| s.first <= value && value <= s.last) != condition.not
@@ -320,7 +233,7 @@ mod tests {
         rules.iter().find(|rule| rule.conditions.iter().all(holds)).map(|rule| &rule.target)
     }
 
-    fn rule() -> impl Strategy<Value = NativeRule> {
+    fn rule() -> impl Strategy<Value = Rule> {
         let condition = |key: Key| {
             let span = (0_u128..4, 0_u128..2).prop_map(|(first, more)| Span { first, last: first + more });
             (span, prop::bool::weighted(0.2)).prop_map(move |(span, not)| Condition {
@@ -331,9 +244,9 @@ mod tests {
         };
         let conditions = KEYS.map(|key| prop::option::of(condition(key)));
         let target = prop::sample::select(vec![Target::Accept, Target::Drop]);
-        (conditions, target).prop_map(|(conditions, target)| NativeRule {
+        (conditions, target).prop_map(|(conditions, target)| Rule {
             conditions: conditions.into_iter().flatten().collect(),
-            ..NativeRule::new(target)
+            ..Rule::new(target)
         })
     }
 
@@ -351,11 +264,11 @@ mod tests {
     /// The cost is linear both for rules that can be merged and for rules that can't.
     #[test]
     fn many_rules_are_condensed_fast() {
-        let of = |uid: u32, port: u32| NativeRule {
+        let of = |uid: u32, port: u32| Rule {
             conditions: [(Key::DestinationPort, port), (Key::Uid, uid)]
                 .map(|(key, value)| Condition { key, not: false, values: Spans::one(value) })
                 .into(),
-            ..NativeRule::new(Target::Accept)
+            ..Rule::new(Target::Accept)
         };
         let started = std::time::Instant::now();
         assert_eq!(condense((0..20_000).map(|i| of(2 * i, 2 * i))).len(), 20_000);
@@ -365,9 +278,9 @@ mod tests {
 
     #[test]
     fn a_rule_moves_only_past_rules_that_match_none_of_its_packets() {
-        let of = |port: u16, target: Target| NativeRule {
+        let of = |port: u16, target: Target| Rule {
             conditions: vec![Condition { key: Key::DestinationPort, not: false, values: Spans::one(port) }],
-            ..NativeRule::new(target)
+            ..Rule::new(target)
         };
         let rules = vec![of(1, Target::Accept), of(2, Target::Drop), of(5, Target::Accept), of(2, Target::Accept)];
         let fewer: Vec<String> = condense(rules).iter().map(ToString::to_string).collect();

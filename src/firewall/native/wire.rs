@@ -2,12 +2,10 @@
 //! differently for the same rule: a range as two comparisons, a prefix as its first bytes.
 
 use super::nft_set::{LiveSet, NEW_SET, Set, lowest, number};
-use super::rule::{Condition, InCgroup, Key, NativeRule};
-use super::set::{Span, Spans};
 use crate::firewall::containers::{scope_of_set, set_name};
-use crate::firewall::expression::{Base, Ct, Expression, Meta, SetName, encodes_as};
-use crate::firewall::rule::Family;
-use crate::firewall::target::Target;
+use crate::firewall::expression::{Expression, NftVerdict, SetName, base, ct, encodes_as, meta};
+use crate::firewall::rule::{Condition, Family, InCgroup, Key, Rule, Target};
+use crate::firewall::set::{Span, Spans};
 use std::collections::BTreeMap;
 
 /// The TCP flags `fin`, `syn`, `rst` and `ack`, which distinguish the first packet of a connection.
@@ -35,56 +33,57 @@ impl Key {
     ];
 
     /// Returns the expression that loads the value, with the offset in the IP or transport header.
-    fn load(self) -> Expression<'static> {
+    pub(in crate::firewall) fn load(self) -> Expression<'static> {
         let payload = |base, offset: u32| Expression::Payload {
             base,
             offset,
             length: u32::try_from(self.width()).unwrap_or_default(),
         };
         match self {
-            Self::InInterface => Expression::Meta(Meta::InInterface),
-            Self::OutInterface => Expression::Meta(Meta::OutInterface),
-            Self::Source(Family::Ip) => payload(Base::Network, 12),
-            Self::Source(Family::Ip6) => payload(Base::Network, 8),
-            Self::Destination(Family::Ip) => payload(Base::Network, 16),
-            Self::Destination(Family::Ip6) => payload(Base::Network, 24),
-            Self::Protocol => Expression::Meta(Meta::Protocol),
-            Self::SourcePort => payload(Base::Transport, 0),
-            Self::DestinationPort => payload(Base::Transport, 2),
-            Self::Uid => Expression::Meta(Meta::Uid),
-            Self::Gid => Expression::Meta(Meta::Gid),
-            Self::CtState => Expression::Ct(Ct::State),
-            Self::Mark => Expression::Meta(Meta::Mark),
-            Self::CtMark => Expression::Ct(Ct::Mark),
-            Self::TcpFlags => payload(Base::Transport, 13),
+            Self::InInterface => Expression::Meta(meta::IN_INTERFACE),
+            Self::OutInterface => Expression::Meta(meta::OUT_INTERFACE),
+            Self::Source(Family::Ip) => payload(base::NETWORK, 12),
+            Self::Source(Family::Ip6) => payload(base::NETWORK, 8),
+            Self::Destination(Family::Ip) => payload(base::NETWORK, 16),
+            Self::Destination(Family::Ip6) => payload(base::NETWORK, 24),
+            Self::Protocol => Expression::Meta(meta::PROTOCOL),
+            Self::SourcePort => payload(base::TRANSPORT, 0),
+            Self::DestinationPort => payload(base::TRANSPORT, 2),
+            Self::Uid => Expression::Meta(meta::UID),
+            Self::Gid => Expression::Meta(meta::GID),
+            Self::CtState => Expression::Ct(ct::STATE),
+            Self::Mark => Expression::Meta(meta::MARK),
+            Self::CtMark => Expression::Ct(ct::MARK),
+            Self::TcpFlags => payload(base::TRANSPORT, 13),
             Self::DestinationType => Expression::DestinationType,
         }
     }
 }
 
 /// Returns the sets that must be created before `rule`, numbered from `first_set`.
-pub(in crate::firewall) fn sets(rule: &NativeRule, first_set: u32) -> impl Iterator<Item = Set<'_>> {
+pub(in crate::firewall) fn sets(rule: &Rule, first_set: u32) -> impl Iterator<Item = Set<'_>> {
     let with_set = rule.conditions.iter().filter(|condition| condition.values.single().is_none());
     (first_set..).zip(with_set).map(|(id, condition)| Set::of(condition, id))
 }
 
 /// Passes the expressions of `rule` to `out`, one after another. They look up its [`sets`].
-pub(in crate::firewall) fn encode(rule: &NativeRule, first_set: u32, out: &mut dyn FnMut(Expression<'_>)) {
+pub(in crate::firewall) fn encode(rule: &Rule, first_set: u32, out: &mut dyn FnMut(Expression<'_>)) {
     if let Some(family) = rule.family {
-        out(Expression::Meta(Meta::Family));
+        out(Expression::Meta(meta::FAMILY));
         out(Expression::Compare { not: false, value: &[family.number()] });
     }
     let mut sets = sets(rule, first_set);
-    for Condition { key, not, values } in &rule.conditions {
-        out(key.load());
-        match values.single() {
-            Some(span) => compare(*key, *not, span, out),
-            None => sets.by_ref().take(1).for_each(|set| {
-                if set.interval && key.in_host_order() {
-                    out(Expression::NetworkOrder);
-                }
-                out(Expression::Lookup { not: *not, set: SetName { id: set.id, name: NEW_SET } });
-            }),
+    for condition @ Condition { key, not, values } in &rule.conditions {
+        if let Some(span) = values.single() {
+            compare(condition, span, out);
+            continue;
+        }
+        for set in sets.by_ref().take(1) {
+            out(key.load());
+            if set.interval && key.in_host_order() {
+                out(Expression::NetworkOrder);
+            }
+            out(Expression::Lookup { not: *not, set: SetName { id: set.id, name: NEW_SET } });
         }
     }
     if let Some(InCgroup { level, set }) = rule.cgroup {
@@ -95,8 +94,10 @@ pub(in crate::firewall) fn encode(rule: &NativeRule, first_set: u32, out: &mut d
     target(&rule.target, rule.family, out);
 }
 
-/// Encodes the comparison of a key with a single span.
-fn compare(key: Key, not: bool, span: Span, out: &mut dyn FnMut(Expression<'_>)) {
+/// Encodes a condition with a single span.
+pub(in crate::firewall) fn compare(condition: &Condition, span: Span, out: &mut dyn FnMut(Expression<'_>)) {
+    let Condition { key, not, .. } = *condition;
+    out(key.load());
     let (mut first, mut last) = (span.first.to_be_bytes(), span.last.to_be_bytes());
     let width = key.width();
     let is_prefix = match key {
@@ -131,7 +132,7 @@ fn target(target: &Target, family: Option<Family>, out: &mut dyn FnMut(Expressio
     let number = family.map_or(0, |family| family.number().into());
     match target {
         Target::Accept | Target::Return | Target::Drop | Target::Jump(_) | Target::Goto(_) => {
-            target.verdict().map(Expression::Verdict).into_iter().for_each(out);
+            NftVerdict::of(target).map(Expression::Verdict).into_iter().for_each(out);
         }
         Target::Redirect(to) => {
             out(Expression::Constant(&to.to_be_bytes()));
@@ -139,26 +140,26 @@ fn target(target: &Target, family: Option<Family>, out: &mut dyn FnMut(Expressio
         }
         Target::Zone(zone) => {
             out(Expression::Constant(&zone.to_ne_bytes()));
-            out(Expression::SetCt(Ct::Zone));
+            out(Expression::SetCt(ct::ZONE));
         }
         Target::Tproxy { port, mark } => {
             out(Expression::Constant(&port.to_be_bytes()));
             out(Expression::Tproxy(number));
             out(Expression::Constant(&mark.to_ne_bytes()));
-            out(Expression::SetMeta(Meta::Mark));
-            Target::Accept.verdict().map(Expression::Verdict).into_iter().for_each(out);
+            out(Expression::SetMeta(meta::MARK));
+            NftVerdict::of(&Target::Accept).map(Expression::Verdict).into_iter().for_each(out);
         }
         Target::SetMark(mark) => {
             out(Expression::Constant(&mark.to_ne_bytes()));
-            out(Expression::SetMeta(Meta::Mark));
+            out(Expression::SetMeta(meta::MARK));
         }
         Target::SaveMark => {
-            out(Expression::Meta(Meta::Mark));
-            out(Expression::SetCt(Ct::Mark));
+            out(Expression::Meta(meta::MARK));
+            out(Expression::SetCt(ct::MARK));
         }
         Target::RestoreMark => {
-            out(Expression::Ct(Ct::Mark));
-            out(Expression::SetMeta(Meta::Mark));
+            out(Expression::Ct(ct::MARK));
+            out(Expression::SetMeta(meta::MARK));
         }
         Target::Reset => out(Expression::Reject(TCP_RESET, 0)),
         Target::Reject => out(Expression::Reject(ICMPX, PORT_UNREACHABLE)),
@@ -174,17 +175,17 @@ fn read_target(expressions: &[Expression<'_>], family: Option<Family>) -> Option
     let short = |bytes: &[u8]| <[u8; 2]>::try_from(bytes).ok();
     let long = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).ok();
     let found = match expressions {
-        [Expression::Verdict(verdict)] => Target::of_verdict(*verdict)?,
+        [Expression::Verdict(verdict)] => verdict.target()?,
         [Expression::Constant(port), Expression::Redirect] => Target::Redirect(u16::from_be_bytes(short(port)?)),
-        [Expression::Constant(zone), Expression::SetCt(Ct::Zone)] => Target::Zone(u16::from_ne_bytes(short(zone)?)),
-        [Expression::Constant(mark), Expression::SetMeta(Meta::Mark)] => {
+        [Expression::Constant(zone), Expression::SetCt(ct::ZONE)] => Target::Zone(u16::from_ne_bytes(short(zone)?)),
+        [Expression::Constant(mark), Expression::SetMeta(meta::MARK)] => {
             Target::SetMark(u32::from_ne_bytes(long(mark)?))
         }
         [Expression::Constant(port), Expression::Tproxy(_), Expression::Constant(mark), ..] => {
             Target::Tproxy { port: u16::from_be_bytes(short(port)?), mark: u32::from_ne_bytes(long(mark)?) }
         }
-        [Expression::Meta(Meta::Mark), ..] => Target::SaveMark,
-        [Expression::Ct(Ct::Mark), ..] => Target::RestoreMark,
+        [Expression::Meta(meta::MARK), ..] => Target::SaveMark,
+        [Expression::Ct(ct::MARK), ..] => Target::RestoreMark,
         [.., Expression::DestinationNat(_)] => Target::KeepDestination,
         [Expression::Reject(TCP_RESET, _)] => Target::Reset,
         [Expression::Reject(ICMPX, _)] => Target::Reject,
@@ -194,14 +195,14 @@ fn read_target(expressions: &[Expression<'_>], family: Option<Family>) -> Option
 }
 
 /// Decodes a rule as the kernel lists it; `None` if detour would not write it.
-pub(super) fn decode(list: &[u8], sets: &BTreeMap<String, LiveSet>) -> Option<NativeRule> {
+pub(super) fn decode(list: &[u8], sets: &BTreeMap<String, LiveSet>) -> Option<Rule> {
     let expressions: Vec<Expression<'_>> = Expression::read_all(list).collect::<Option<_>>()?;
     let counter = expressions.iter().position(|e| *e == Expression::Counter)?;
-    let mut reader = ExpressionReader { left: &expressions[..counter], family: None, sets };
+    let mut reader = ExpressionReader::new(&expressions[..counter], None, sets);
     let (mut conditions, mut cgroup) = (Vec::new(), None);
     while let Some(first) = reader.next() {
         match first {
-            Expression::Meta(Meta::Family) => reader.read_family()?,
+            Expression::Meta(meta::FAMILY) => reader.read_family()?,
             Expression::CgroupAt(level) if cgroup.is_none() => cgroup = Some(reader.cgroup(*level)?),
             _ => conditions.push(reader.condition(first)?),
         }
@@ -209,17 +210,26 @@ pub(super) fn decode(list: &[u8], sets: &BTreeMap<String, LiveSet>) -> Option<Na
     Condition::sort(&mut conditions);
     let family = reader.family;
     let target = read_target(&expressions[counter + 1..], family)?;
-    Some(NativeRule { family, conditions, cgroup, target })
+    Some(Rule { family, conditions, cgroup, target })
 }
 
-struct ExpressionReader<'a> {
+/// Decodes the conditions of a rule, front to back.
+pub(in crate::firewall) struct ExpressionReader<'a> {
     left: &'a [Expression<'a>],
     family: Option<Family>,
     sets: &'a BTreeMap<String, LiveSet>,
 }
 
 impl<'a> ExpressionReader<'a> {
-    fn next(&mut self) -> Option<&'a Expression<'a>> {
+    pub(in crate::firewall) const fn new(
+        left: &'a [Expression<'a>],
+        family: Option<Family>,
+        sets: &'a BTreeMap<String, LiveSet>,
+    ) -> Self {
+        Self { left, family, sets }
+    }
+
+    pub(in crate::firewall) fn next(&mut self) -> Option<&'a Expression<'a>> {
         let (first, rest) = self.left.split_first()?;
         self.left = rest;
         Some(first)
@@ -242,14 +252,15 @@ impl<'a> ExpressionReader<'a> {
         Key::OF_BOTH_FAMILIES.into_iter().chain(addresses.into_iter().flatten()).find(|key| match (key.load(), load) {
             // `nft` loads only the first bytes of an address to compare a prefix.
             (
-                Expression::Payload { base: Base::Network, offset: own, .. },
-                Expression::Payload { base: Base::Network, offset, .. },
+                Expression::Payload { base: base::NETWORK, offset: own, .. },
+                Expression::Payload { base: base::NETWORK, offset, .. },
             ) => own == *offset,
             (own, load) => own == *load,
         })
     }
 
-    fn condition(&mut self, load: &Expression<'_>) -> Option<Condition> {
+    /// Decodes the condition on what `load` loads.
+    pub(in crate::firewall) fn condition(&mut self, load: &Expression<'_>) -> Option<Condition> {
         let key = self.key(load)?;
         let of = |not: bool, values: Spans| Some(Condition { key, not, values });
         let is_converted = self.left.first() == Some(&Expression::NetworkOrder);
@@ -281,7 +292,9 @@ impl<'a> ExpressionReader<'a> {
                     bytes.resize(key.width(), with);
                     number(&bytes, false)
                 };
-                of(*not, Spans::of(padded(0)?, padded(u8::MAX)?))
+                // The name of an interface ends with a zero, unless it is a prefix.
+                let with = if value.last() == Some(&0) && !key.is_address() { 0 } else { u8::MAX };
+                of(*not, Spans::of(padded(0)?, padded(with)?))
             }
             Expression::Compare { not, value } if value.len() == key.width() => {
                 of(*not, Spans::one(number(value, in_host_order)?))

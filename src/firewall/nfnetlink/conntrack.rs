@@ -1,7 +1,7 @@
 //! The connections that the kernel tracks in a network namespace: listed and forgotten
 //! (linux/netfilter/nfnetlink_conntrack.h).
 
-use super::socket::{NfError, NfSocket};
+use super::{NfError, NfSocket};
 use crate::netlink::DumpLimit;
 use crate::netlink::attributes::{Attributes, find, parse};
 use nix::errno::Errno;

@@ -3,14 +3,14 @@
 
 mod report;
 
-pub(super) use report::verdict;
-pub use report::{AuditReport, AuditedPod, Bypass, CountedUnit};
+pub use report::{AuditReport, AuditedPod, Bypass, NodeError};
 
 use super::doctor::{CheckTarget, node_setup};
 use super::elements::TABLE;
 use super::explain::explain;
-use super::rules::{LOCK_TIMEOUT, LiveRules, Mark, RuleLine, RulesReport};
+use super::rules::{LOCK_TIMEOUT, LiveRules, Mark, RuleLine, RulesReport, compare};
 use super::subject::{AppliedConf, Subject};
+use super::terminal::joined;
 use crate::cluster::{Api, ScheduledPod};
 use crate::cni::{Code, Error};
 use crate::firewall::native::EXCLUSIONS;
@@ -25,7 +25,7 @@ use crate::policy::{Interception, Redirect};
 use crate::state::Store;
 use crate::sub_plugins::{EnrolledBy, SkipReason, enrolled_by, pod_skip_reason, requested_injection};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Limit for the bypasses of a pod that are listed; the rest is counted.
 const MAX_BYPASSES: usize = 50;
@@ -61,7 +61,7 @@ pub fn audit(target: &CheckTarget, namespace: Option<&str>, all: bool) -> Result
         snapshot: NodeSnapshot::take(&target.mount)?,
         api: &api,
     };
-    let mut report = AuditReport { node: name, ..AuditReport::default() };
+    let mut report = AuditReport { node: Some(name), ..AuditReport::default() };
     for pod in &pods {
         if let Some(audited) = node.audit(pod, all) {
             report.checked += 1;
@@ -89,9 +89,10 @@ impl Node<'_> {
         };
         let found = match self.snapshot.of_pod(pod) {
             Ok(None) if scheduled.is_pending => return None,
-            Ok(None) => Err(Error::new(Code::InvalidNetns, "network namespace not found on this node")),
-            Ok(Some(found)) => Ok(found),
-            Err(error) => Err(error),
+            found => {
+                let missing = || Error::new(Code::InvalidNetns, "network namespace not found on this node");
+                found.and_then(|found| found.ok_or_else(missing))
+            }
         };
         let examined = found.and_then(|found| {
             let live = LiveRules::of_found(&found, &self.store)?;
@@ -141,17 +142,12 @@ fn by_rules(live: &LiveRules, report: &RulesReport) -> Result<String, Option<Str
     let none = Ruleset::default();
     let known = live.desired.as_ref().map_or(&none, |desired| &desired.rules);
     let desired = live.desired.as_ref().filter(|desired| desired.policy.redirect().is_some());
-    let mut networks: Vec<&str> =
-        desired.iter().flat_map(|desired| &desired.attachments).map(|one| one.network.as_str()).collect();
-    networks.dedup();
-    let networks = networks.join(", ");
+    let networks = desired.iter().flat_map(|desired| &desired.attachments).map(|one| &one.network);
+    let networks = joined(networks.collect::<BTreeSet<_>>());
     if desired.is_some() && report.rules.iter().any(redirects) {
         return Ok(format!("redirected by detour, for network {networks}"));
     }
-    if live.live.native_istio().is_some() {
-        return Ok("redirected by tables inet istio-proxy-*, whose rules can't be read".to_owned());
-    }
-    if live.live.foreign_redirection(known).is_some() {
+    if live.live.native_istio().is_some() || live.live.foreign_redirection(known).is_some() {
         return Ok("redirected by rules of another tool, such as istio-init or Istio's CNI plugin".to_owned());
     }
     let missing = desired.map(|_| format!("not redirected: the rules for network {networks} are missing"));
@@ -181,7 +177,7 @@ fn bypasses(live: &LiveRules, report: &RulesReport, all: bool) -> (Vec<Bypass>, 
     let Some(desired) = &live.desired else { return (foreign.collect(), 0) };
     let usual = usual_rules(desired);
     let is_exclusion = |line: &&RuleLine| {
-        let is_usual = || usual.contains(&(line.table.clone(), line.chain.clone(), line.rule.clone()));
+        let is_usual = || usual.iter().any(|one| one.equals(line));
         let ends = ["RETURN", "return", "ACCEPT", "accept"].iter().any(|verdict| line.rule.ends_with(verdict));
         let is_bypass = if line.table == TABLE { line.chain == EXCLUSIONS } else { ends && !is_usual() };
         line.mark == Mark::Fine && is_bypass && (all || line.packets.is_some_and(|packets| packets > 0))
@@ -195,7 +191,7 @@ fn bypasses(live: &LiveRules, report: &RulesReport, all: bool) -> (Vec<Bypass>, 
 }
 
 /// Returns the rules that the pod would have without exclusions in the settings of its redirection.
-fn usual_rules(desired: &NetnsState) -> HashSet<(String, String, String)> {
+fn usual_rules(desired: &NetnsState) -> Vec<RuleLine> {
     let mut policy = desired.policy.clone();
     if let Interception::On(redirect) = &mut policy.interception {
         let usual = Redirect::default();
@@ -207,23 +203,18 @@ fn usual_rules(desired: &NetnsState) -> HashSet<(String, String, String)> {
         redirect.exclude_interfaces = usual.exclude_interfaces;
     }
     let view = RulesetView::desired(&Ruleset::of(&policy, &Family::ALL), desired.rule_format);
-    let chains = view.tables().flat_map(|(table, chains)| chains.iter().map(move |(name, chain)| (table, name, chain)));
-    let rules = chains.flat_map(|(table, name, chain)| {
-        chain.rules.iter().map(move |rule| (table.place(), name.clone(), rule.text.clone()))
-    });
-    rules.collect()
+    compare(&view, Vec::new(), Vec::new())
 }
 
 /// Returns the differences between live and desired rules, one line each.
 fn drift(report: &RulesReport) -> Vec<String> {
     let differing = report.rules.iter().filter(|rule| rule.is_drift()).map(RuleLine::described);
-    let omitted = report.left_out.iter().map(|one| one.rules).sum::<usize>();
     let absent = report.absent.iter().map(|line| format!("missing: {line}"));
     let mut lines: Vec<String> = differing.chain(absent).collect();
     let more = lines.len().saturating_sub(MAX_DRIFT);
     lines.truncate(MAX_DRIFT);
-    if more + omitted > 0 && report.as_asked == Some(false) {
-        lines.push(format!("and {} more; see detour rules", more + omitted));
+    if more > 0 {
+        lines.push(format!("and {more} more; see detour rules"));
     }
     lines
 }

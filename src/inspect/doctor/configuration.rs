@@ -1,16 +1,15 @@
 //! Checks of the configuration with which runtimes or Multus call the plugin, of the own list, of Multus's auxiliary
 //! chain, and of the node configuration.
 
-use super::files::{RuntimeFile, read_node_configuration};
-use super::findings::Findings;
+use super::findings::{Findings, RuntimeFile, read_node_configuration};
+use super::node::INSTALL;
 use super::report::{CheckVerdict, OwnList};
 use crate::cni::{NODE_CONFIGURATION, OWN_TYPES};
 use crate::host_path::HostPath;
 use crate::inspect::subject::AppliedConf;
 use crate::inspect::terminal::joined;
+use crate::logging::check_log_file;
 
-const INSTALL: &str =
-    "run detour install (see detour install --help), or check why the agent on this node does not write it";
 /// The next step if an own list is missing or no copy of its source.
 const OWN_LIST: &str = "check why the agent on this node does not write the own list again, or run detour install \
     again; if its name ends with .cilium_bak, set the Helm value cni.exclusive of Cilium to false";
@@ -52,9 +51,12 @@ fn supported(applied: &AppliedConf) -> CheckVerdict {
             "run istio-cni for these pods, and remove ambient_enabled or istio-redirect from this configuration",
         );
     }
+    if let Some(Err(why)) = conf.log_file.as_deref().map(check_log_file) {
+        let next = "set log_file to a path such as /var/log/detour.log";
+        return CheckVerdict::warn(format!("{path}: log_file: {why}; the plugin logs to stderr only"), next);
+    }
     let chain: Vec<&str> = conf.chain.iter().filter_map(|block| block.keys.get("type")?.as_str()).collect();
-    let role = if conf.primary.is_some() { ", as the primary plugin" } else { "" };
-    CheckVerdict::pass(format!("network {}, type {} in {}{role}: {}", conf.name, conf.kind, path, chain.join(", ")))
+    CheckVerdict::pass(format!("network {}, type {} in {path}: {}", conf.name, conf.kind, chain.join(", ")))
 }
 
 /// Returns the name of the file with a configuration.
@@ -96,8 +98,9 @@ pub(super) fn own_list(findings: &Findings<'_>) -> Option<CheckVerdict> {
     if findings.target.own_lists.is_empty() {
         return None;
     }
-    if let Some(why) = findings.obstacle(&["configuration-present", "configuration-valid", "configuration-picked"]) {
-        return Some(CheckVerdict::not_checked(why));
+    let obstacle = findings.obstacle(&["configuration-present", "configuration-valid", "configuration-picked"]);
+    if obstacle.is_some() {
+        return obstacle;
     }
     let verdict = |OwnList { path, source, difference }: &OwnList| match difference {
         None => CheckVerdict::pass(format!("{} is a copy of {source}", path.name())),
@@ -110,13 +113,11 @@ pub(super) fn own_list(findings: &Findings<'_>) -> Option<CheckVerdict> {
 /// there have no such check.
 pub(super) fn multus_chain(findings: &Findings<'_>) -> Option<CheckVerdict> {
     let (directory, invalid) = findings.target.multus_chain.as_ref()?;
-    Some(match invalid.as_slice() {
-        [] => CheckVerdict::pass(format!("all files in {directory} are valid")),
-        files => CheckVerdict::fail(
-            format!("Multus skips all plugins of {directory} for every pod: {}", files.join("; ")),
-            "correct or remove the file; its tool writes it",
-        ),
-    })
+    Some(CheckVerdict::unless(
+        invalid.iter().map(|file| format!("Multus skips all plugins of {directory} for every pod: {file}")),
+        format!("all files in {directory} are valid"),
+        "correct or remove the file; its tool writes it",
+    ))
 }
 
 /// Checks the node configuration, which the plugin reads at each call.

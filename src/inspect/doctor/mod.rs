@@ -6,8 +6,6 @@
 //! needs another one is reported as not checked if that one did not pass.
 
 mod configuration;
-mod containers;
-mod files;
 mod findings;
 mod node;
 mod pod;
@@ -15,11 +13,16 @@ mod probe;
 mod report;
 mod rules;
 
-pub use report::{CheckOutcome, CheckTarget, CheckVerdict, Checklist, OwnList, ReportLine};
+pub(super) use report::merged;
+pub use report::{CheckOutcome, CheckTarget, CheckVerdict, Checklist, NeedlessExclusion, OwnList, ReportLine};
 
-use super::needless_exclusions;
+use super::explain::{InitContainer, application_containers, explain};
+use super::subject::{AppliedConf, Subject};
+use crate::cluster::{Api, ScheduledPod, Workload};
 use crate::plugin::FormatCounts;
+use crate::pod::{Facts, Namespace};
 use findings::{Check, Findings};
+use std::collections::BTreeMap;
 
 macro_rules! checks {
     ($($group:literal { $($id:literal $holds:literal [$($needed:literal),*] $examine:path;)* })*) => {
@@ -95,6 +98,13 @@ checks! {
             ["netns-found"] rules::listeners;
     }
 
+    "containers" {
+        "containers-ready" "kernel, control groups, runtime and agent support excluded containers"
+            ["kernel-rules"] rules::containers_ready;
+        "containers-bypass" "exactly the running excluded containers bypass the sidecar"
+            [] rules::containers_bypass;
+    }
+
     "probe" {
         "probe-captured" "an application's connection and DNS query reach the proxy"
             ["netns-found", "rules-equal"] probe::captured;
@@ -103,19 +113,11 @@ checks! {
     }
 
     "policies" {
-        "pod-policy" "the pod has the rules of its policy" ["pod-known", "agent-reachable"] node::pod_policy;
+        "pod-policy" "the pod has the rules of its policy" ["pod-known", "agent-reachable"] node::policies;
     }
 
     "logs" {
         "runtime-log" "the runtime logged no error about the pod" [] pod::runtime_log;
-        "plugin-log" "the plugin logged no error about the pod" [] pod::plugin_log;
-    }
-
-    "containers" {
-        "containers-ready" "kernel, control groups, runtime and agent support excluded containers"
-            [] containers::ready;
-        "containers-bypass" "exactly the running excluded containers bypass the sidecar"
-            [] containers::bypass;
     }
 }
 
@@ -137,7 +139,7 @@ pub fn examine(target: &CheckTarget) -> Checklist {
     }
     let needless = || {
         let api = findings.api().ok()?;
-        needless_exclusions::find(target.node_name.as_deref()?, &api, &findings.configurations)
+        needless_exclusions(target.node_name.as_deref()?, &api, &findings.configurations)
     };
     Checklist {
         pod: target.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name)),
@@ -148,6 +150,34 @@ pub fn examine(target: &CheckTarget) -> Checklist {
         policies: findings.policies.and_then(Result::ok),
         ..Checklist::of(findings.lines)
     }
+}
+
+/// Returns the exclusions of a node's pods that are not needed, because a native sidecar serves their init containers;
+/// `None` if the pods can't be listed.
+fn needless_exclusions(node: &str, api: &Api, configurations: &[AppliedConf]) -> Option<Vec<NeedlessExclusion>> {
+    let mut pods = api.pods_of_node(node, None).ok()?;
+    pods.retain(|scheduled| {
+        let has_served = application_containers(&scheduled.pod).iter().any(|container| container.runs_after_proxy());
+        has_served && !scheduled.is_ending
+    });
+    let namespaces = api.namespaces(None).ok()?.into_iter();
+    let namespaces: BTreeMap<String, Namespace> = namespaces.map(|one| (one.name.clone(), one)).collect();
+    let mut found = Vec::new();
+    for ScheduledPod { pod, workload, .. } in pods {
+        let of_itself = || Workload { kind: "Pod".to_owned(), name: pod.name.clone() };
+        let (Workload { kind, name }, of) = (workload.unwrap_or_else(of_itself), pod.namespace.clone());
+        let facts = Facts { namespace: namespaces.get(&of).cloned(), pod };
+        let explained = Subject::given(configurations, facts, Some(api)).and_then(|subject| explain(&subject));
+        // If an ADD of the pod fails, it has no exclusions.
+        let containers = explained.map(|explanation| explanation.init_containers).unwrap_or_default();
+        for InitContainer { name: container, needless_exclusions: exclusions, .. } in containers {
+            if !exclusions.is_empty() {
+                let (namespace, kind, name) = (of.clone(), kind.clone(), name.clone());
+                found.push(NeedlessExclusion { namespace, kind, name, container, exclusions, pods: 1 });
+            }
+        }
+    }
+    Some(merged(found))
 }
 
 /// Reads the plugin's configurations on a node, and finds its API server, without any request.

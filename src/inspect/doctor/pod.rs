@@ -1,29 +1,24 @@
 //! Checks of a pod: its networks annotation, the definitions that it names, the configurations that these lead to, and
-//! the decision about the pod, as in `explain`. Also checks of what was reported about it: Events, the journal entries of
-//! the runtime and of the kubelet, and the plugin's log file. They show the messages of other programs as they are.
+//! the decision about the pod, as in `explain`. Also checks of what was reported about it: Events, and the journal entries of
+//! the runtime and of the kubelet. They show the messages of other programs as they are.
 
 use super::findings::Findings;
 use super::node::output;
 use super::report::{CheckTarget, CheckVerdict, ReportLine};
-use crate::cluster::{Lookup, ObjectRef};
+use crate::cluster::Lookup;
 use crate::cni::OWN_TYPES;
 use crate::host_path::HostPath;
 use crate::inspect::configurations::{NetworkLead, SelectedNetwork, selected_definitions};
 use crate::inspect::explain::{Explanation, explain};
 use crate::inspect::subject::Subject;
 use crate::inspect::terminal::{counted, joined};
+use crate::networks;
 use crate::pod::PodRef;
 use crate::pod::well_known::INIT_CONTAINER;
 use crate::printable::{cut, without_passwords, without_secrets};
-use crate::{logging, networks, trusted_file};
 use k8s_openapi::api::core::v1::Event;
-use rustix::fs::OFlags;
-use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// The network name for the next step if no configuration has one.
-const USUAL: &str = "istio-cni";
 
 /// Reads the pod's facts, and evaluates the configuration for it.
 pub(super) fn known(findings: &mut Findings<'_>) -> Option<CheckVerdict> {
@@ -54,31 +49,27 @@ pub(super) fn known(findings: &mut Findings<'_>) -> Option<CheckVerdict> {
 /// Checks the annotation that names the pod's networks.
 pub(super) fn annotation(findings: &Findings<'_>) -> Option<CheckVerdict> {
     let subject = findings.subject.as_ref()?;
-    Some(match networks::networks(&subject.facts.pod) {
-        Ok(selections) if selections.elements.is_empty() => CheckVerdict::pass("the annotation names no network"),
-        Ok(_) => CheckVerdict::pass(joined(subject.selected.iter().map(|one| &one.name))),
-        Err(error) => {
-            CheckVerdict::fail(error.to_string(), "correct the annotation in the pod template, and delete the pod")
-        }
-    })
+    let found = networks::networks(&subject.facts.pod).map(|selections| match selections.elements.is_empty() {
+        true => "the annotation names no network".to_owned(),
+        false => joined(subject.selected.iter().map(|one| &one.name)),
+    });
+    Some(CheckVerdict::of(found, "correct the annotation in the pod template, and delete the pod"))
 }
 
 /// Returns one verdict for the networks that the pod selects, from each one and its definition, if that can be read.
 fn of_networks(
-    findings: &Findings<'_>,
-    verdict: impl Fn(&SelectedNetwork, &ObjectRef, Option<&Lookup>) -> CheckVerdict,
+    Findings { subject, definitions, .. }: &Findings<'_>,
+    verdict: impl Fn(&SelectedNetwork, Option<&Lookup>) -> CheckVerdict,
 ) -> Option<CheckVerdict> {
-    let subject = findings.subject.as_ref()?;
-    let elements = networks::networks(&subject.facts.pod).ok()?.elements;
-    let objects = elements.iter().map(|one| &one.object);
-    let verdicts = subject.selected.iter().zip(objects);
-    let verdicts = verdicts.map(|(one, object)| verdict(one, object, findings.definitions.get(object)));
-    (!subject.selected.is_empty()).then(|| CheckVerdict::merged(verdicts))
+    let selected = &subject.as_ref()?.selected;
+    let definition = |name: &str| definitions.iter().find(|(object, _)| object.to_string() == name);
+    let verdicts = selected.iter().map(|one| verdict(one, definition(&one.name).map(|(_, lookup)| lookup)));
+    (!selected.is_empty()).then(|| CheckVerdict::merged(verdicts))
 }
 
 /// Checks whether the definitions of the pod's networks exist.
 pub(super) fn definition_found(findings: &Findings<'_>) -> Option<CheckVerdict> {
-    of_networks(findings, |SelectedNetwork { name, .. }, object, definition| match definition {
+    of_networks(findings, |SelectedNetwork { name, .. }, definition| match definition {
         Some(Lookup::Found(_)) => CheckVerdict::pass(name),
         Some(Lookup::Missing(_)) => CheckVerdict::fail(
             format!("NetworkAttachmentDefinition {name} not found"),
@@ -87,7 +78,7 @@ pub(super) fn definition_found(findings: &Findings<'_>) -> Option<CheckVerdict> 
         ),
         None => CheckVerdict::to_do(
             format!("{name} can't be read"),
-            format!("run kubectl get network-attachment-definitions -n {} {}", object.namespace, object.name),
+            format!("run kubectl get network-attachment-definitions -n {}", name.replace('/', " ")),
         ),
     })
 }
@@ -95,19 +86,17 @@ pub(super) fn definition_found(findings: &Findings<'_>) -> Option<CheckVerdict> 
 /// Checks whether the definitions of the pod's networks lead to a configuration.
 pub(super) fn definition_leads(findings: &Findings<'_>) -> Option<CheckVerdict> {
     let subject = findings.subject.as_ref()?;
-    of_networks(findings, |SelectedNetwork { name, leads_to }, _, definition| match (definition, leads_to) {
+    of_networks(findings, |SelectedNetwork { name, leads_to }, definition| match (definition, leads_to) {
         (Some(Lookup::Found(definition)), NetworkLead::OnNode) => {
-            if let Some(why) = findings.obstacle(&["configuration-present", "configuration-valid"]) {
-                return CheckVerdict::not_checked(why);
+            if let Some(because) = findings.obstacle(&["configuration-present", "configuration-valid"]) {
+                return because;
             }
-            match networks::configuration(definition, &directory(findings.target, subject), &mut Vec::new()) {
-                Ok(found) => CheckVerdict::pass(format!("{name}: {}", joined(found.types()))),
-                Err(error) => CheckVerdict::fail(
-                    error.to_string(),
-                    "give the configuration on the node the name of the definition (key name in the file of detour install \
-                     --config), or add spec.config to the definition",
-                ),
-            }
+            let found = networks::configuration(definition, &directory(findings.target, subject), &mut Vec::new());
+            CheckVerdict::of(
+                found.map(|found| format!("{name}: {}", joined(found.types()))),
+                "give the configuration on the node the name of the definition (key name in the file of detour install \
+                 --config), or add spec.config to the definition",
+            )
         }
         (_, lead) => CheckVerdict::pass(format!("{name}: {}", lead.text())),
     })
@@ -140,7 +129,7 @@ pub(super) fn attached(findings: &Findings<'_>) -> Option<CheckVerdict> {
         _ => false,
     };
     let own = joined(subject.selected.iter().filter(is_own).map(|one| &one.name));
-    let network = findings.configurations.first().map_or(USUAL, |applied| applied.conf.name.as_str());
+    let network = findings.configurations.first().map_or("istio-cni", |applied| applied.conf.name.as_str());
     Some(match subject.facts.pod.proxy() {
         _ if !own.is_empty() => CheckVerdict::pass(own),
         None => CheckVerdict::not_checked("the pod has no sidecar"),
@@ -177,18 +166,8 @@ fn decision(Subject { facts, .. }: &Subject, explanation: &Explanation) -> Check
     if explanation.redirected || by_others || policy.ambient || (pod.proxy().is_some() && !policy.is_empty()) {
         return CheckVerdict::pass(format!("{decision}{warnings}"));
     }
-    let next = match pod.proxy() {
-        None => format!(
-            "to add the pod to the mesh, label its namespace (kubectl label namespace {} istio-injection=enabled) and delete \
-             the pod; otherwise nothing is wrong",
-            pod.namespace
-        ),
-        Some(_) => {
-            "if the pod is meant to be redirected, change what decided (kubernetes.exclude_namespaces, or see detour \
-                    explain); otherwise nothing is wrong"
-                .to_owned()
-        }
-    };
+    let next = "if the pod is meant to be redirected, change what decided, such as the label istio-injection of its namespace \
+        or kubernetes.exclude_namespaces, and delete the pod; see detour explain";
     CheckVerdict::fail(decision.clone(), next)
 }
 
@@ -200,9 +179,6 @@ const JOURNALS: [&str; 2] = ["/var/log/journal", "/run/log/journal"];
 /// are tried (docs.k3s.io, docs.rke2.io, docs.k0sproject.io, `MicroK8s`: "Configuring services", microshift.io).
 const UNITS: &str = "crio, containerd, docker, cri-docker, kubelet, k3s, k3s-agent, rke2-server, rke2-agent, k0scontroller, \
     k0sworker, snap.microk8s.daemon-containerd, snap.microk8s.daemon-kubelite, microshift";
-/// The number of bytes that are read from the end of a log file.
-const TAIL: u64 = 1 << 20;
-const REPLACE_LOG: &str = "set log_file to a path such as /var/log/detour.log";
 /// The maximum length of a line in a finding, in bytes.
 const MAX_LINE: usize = 1000;
 
@@ -225,17 +201,14 @@ fn events_verdict(events: &[Event], running: bool) -> CheckVerdict {
         event.type_.as_deref() == Some("Warning")
             && event.reason.as_deref().is_some_and(|reason| FAILURES.contains(&reason))
     };
-    let failures: Vec<&Event> = events.iter().filter(is_failure).collect();
-    let Some(last) = failures.last() else {
+    let Some(last) = events.iter().rfind(is_failure) else {
         return CheckVerdict::pass(match events.len() {
             0 => "no Events".to_owned(),
             count => format!("{count} Events, none reports a failure"),
         });
     };
-    let count = |event: &&Event| event.count.or_else(|| event.series.as_ref()?.count).map(i64::from);
-    let times: i64 = failures.iter().map(|event| count(event).unwrap_or(1)).sum();
     let (reason, message) = (last.reason.as_deref().unwrap_or_default(), last.message.as_deref().unwrap_or_default());
-    let found = format!("{reason}, {times} times: {}", shown(message));
+    let found = format!("{reason}: {}", shown(message));
     if running {
         return CheckVerdict::pass(format!("the pod started since; before that: {found}"));
     }
@@ -254,11 +227,18 @@ pub(super) fn runtime_log(findings: &Findings<'_>) -> Option<CheckVerdict> {
         |line: &&str| container.is_some_and(|id| line.contains(id)) || (has(line, name) && has(line, namespace));
     Some(match read_journal(findings.target) {
         Ok((units, text)) => {
-            let mut lines: Vec<&str> = text.lines().filter(is_about).collect();
-            lines.reverse();
-            last_line_verdict(&lines, &format!("the journal of the last day ({})", units.join(", ")))
+            let place = format!("the journal of the last day ({})", units.join(", "));
+            let lines: Vec<&str> = text.lines().filter(is_about).collect();
+            match lines.first().map(|last| shown(last)) {
+                None => CheckVerdict::pass(format!("{place} has no line about this pod")),
+                Some(last) if last.contains("level=error") => CheckVerdict::fail(last, "see the reason in the message"),
+                Some(last) => CheckVerdict::pass(format!("log lines in {place}: {}, the last: {last}", lines.len())),
+            }
         }
-        Err(why) => CheckVerdict::to_do(why, by_hand(name)),
+        Err(why) => {
+            let next = format!("run on the node: journalctl -u crio -u containerd -u kubelet | grep {name}");
+            CheckVerdict::to_do(why, next)
+        }
     })
 }
 
@@ -287,56 +267,10 @@ fn read_journal(target: &CheckTarget) -> Result<(Vec<&'static str>, String), Str
     Ok((units, whole.to_owned()))
 }
 
-/// Returns the command that shows the entries with `pattern` on the node.
-fn by_hand(pattern: &str) -> String {
-    format!("run on the node: journalctl -u crio -u containerd -u kubelet | grep {pattern}")
-}
-
-/// Checks the plugin's log file.
-pub(super) fn plugin_log(findings: &Findings<'_>) -> Option<CheckVerdict> {
-    let PodRef { namespace, name, .. } = findings.target.pod.as_ref()?;
-    let about = format!("pod={namespace}/{name}");
-    let Some(file) = findings.conf().and_then(|conf| conf.log_file.as_deref()) else {
-        let why = "log_file is not set; the runtime logs the plugin's lines";
-        return Some(CheckVerdict::to_do(why, by_hand(&about)));
-    };
-    if let Err(why) = logging::check_log_file(file) {
-        return Some(CheckVerdict::fail(format!("log_file: {why}; the plugin logs to stderr only"), REPLACE_LOG));
-    }
-    let shown = file.display();
-    let is_about = |line: &&str| line.split(' ').any(|word| word == about);
-    Some(match findings.target.reach_named(file).and_then(|file| tail(&file)) {
-        Err(why) => CheckVerdict::not_checked(format!("{shown}: {why}")),
-        Ok(text) => last_line_verdict(&text.lines().filter(is_about).collect::<Vec<_>>(), &shown.to_string()),
-    })
-}
-
-/// Checks whether the last line about the pod reports an error.
-fn last_line_verdict(lines: &[&str], place: &str) -> CheckVerdict {
-    match lines.last() {
-        None => CheckVerdict::pass(format!("{place} has no line about this pod")),
-        Some(last) if last.contains("level=error") => CheckVerdict::fail(shown(last), "see the reason in the message"),
-        Some(last) => CheckVerdict::pass(format!("log lines in {place}: {}, the last: {}", lines.len(), shown(last))),
-    }
-}
-
 /// Returns text of another program as one line, without secrets, because users share the report.
 fn shown(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     cut(&without_passwords(&without_secrets(&line)), MAX_LINE).into_owned()
-}
-
-/// Reads the last part of a file.
-fn tail(file: &Path) -> io::Result<String> {
-    let mut file = trusted_file::open(file, OFlags::RDONLY)?;
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
-    let mut bytes = Vec::new();
-    file.take(TAIL).read_to_end(&mut bytes)?;
-    let text = String::from_utf8_lossy(&bytes).into_owned();
-    // A cut line is dropped: half of a secret may not be recognized as one.
-    let whole = if length > TAIL { text.split_once('\n').map_or("", |(_, whole)| whole) } else { &text };
-    Ok(whole.to_owned())
 }
 
 #[cfg(test)]
@@ -354,7 +288,7 @@ mod tests {
         let events =
             [event("FailedCreatePodSandBox", "failed to find plugin \"istio-cni\""), event("BackOff", "again")];
         let CheckVerdict { outcome, found, next } = events_verdict(&events, false);
-        assert!(found.starts_with("FailedCreatePodSandBox, 2 times: ") && outcome == CheckOutcome::Fail, "{found}");
+        assert!(found.starts_with("FailedCreatePodSandBox: ") && outcome == CheckOutcome::Fail, "{found}");
         assert!(next.is_some_and(|next| next.contains("the runtime's log")));
         assert!(events_verdict(&events, true).found.starts_with("the pod started since"));
         assert_eq!(events_verdict(&events[1..], false).outcome, CheckOutcome::Pass);
@@ -371,14 +305,5 @@ mod tests {
         for message in messages {
             assert_eq!(events_verdict(&[event("Failed", message)], false).outcome, CheckOutcome::Pass, "{message}");
         }
-    }
-
-    #[test]
-    fn only_the_last_line_counts() {
-        let (bad, good) = ("level=error msg=no", "level=info msg=yes");
-        let outcome = |lines: &[&str]| last_line_verdict(lines, "f").outcome;
-        assert_eq!(outcome(&[good, bad]), CheckOutcome::Fail);
-        assert_eq!(outcome(&[bad, good]), CheckOutcome::Pass);
-        assert_eq!(outcome(&[]), CheckOutcome::Pass);
     }
 }

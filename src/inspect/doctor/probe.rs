@@ -6,7 +6,7 @@
 
 use super::findings::Findings;
 use super::report::CheckVerdict;
-use super::rules::{NO_ATTACHMENT, ProbeUser, Users};
+use super::rules::{NO_ATTACHMENT, root_of_pod};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error};
 use crate::firewall::nfnetlink::{Connection, NfSocket};
 use crate::firewall::rule::protocol_number;
@@ -23,9 +23,21 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 
 const DNS_PORT: u16 = 53;
+/// A DNS query for the address of `detour.invalid` (RFC 1035, section 4.1; RFC 2606).
+const QUERY: &[u8] = b"\0\x01\x01\0\0\x01\0\0\0\0\0\0\x06detour\x07invalid\0\0\x01\0\x01";
 /// UIDs that no container uses: `nobody`, and one above OpenShift's ranges.
 const UNUSED_UIDS: [u32; 2] = [65534, 2_000_000_001];
 const DETOURED: &str = "follow such a packet rule by rule with detour trace; see rules-first and rules-equal";
+
+/// The number of UIDs and GIDs of a pod with `hostUsers: false`, from 0 (KEP-127).
+const OWN_IDS: u32 = 65536;
+
+/// The UID and GID that a probe is sent as, as the pod knows them.
+#[derive(Debug, Clone, Copy)]
+struct ProbeUser {
+    uid: u32,
+    gid: u32,
+}
 
 /// What the probes need: policy, rules and users.
 struct Probes<'a> {
@@ -36,8 +48,9 @@ struct Probes<'a> {
     users: Vec<ProbeUser>,
     /// Users that exclusions name.
     owners: Vec<ProbeUser>,
-    known_as: Users,
-    /// Names, addresses and ports of two runs differ.
+    /// The pod's root user, as this process knows it.
+    root: u32,
+    /// Addresses and ports of two runs differ.
     random: u64,
 }
 
@@ -70,8 +83,9 @@ impl<'a> Probes<'a> {
             Some(ProbeUser { uid, gid: gid.unwrap_or(uid) })
         });
         let strangers = UNUSED_UIDS.map(|id| ProbeUser { uid: id, gid: id });
-        let known_as = Users::here()?;
-        let users: Vec<ProbeUser> = known.chain(strangers).filter(|user| known_as.outside(*user).is_some()).collect();
+        let root = root_of_pod()?;
+        let is_own = |user: &ProbeUser| root == 0 || user.uid.max(user.gid) < OWN_IDS;
+        let users: Vec<ProbeUser> = known.chain(strangers).filter(is_own).collect();
         let owners = policy.exclusions.iter().filter_map(|exclusion| match exclusion.owner {
             TrafficOwner::Any => users.first().copied(),
             TrafficOwner::Uid(range) => Some(ProbeUser { uid: range.first, gid: UNUSED_UIDS[0] }),
@@ -79,8 +93,8 @@ impl<'a> Probes<'a> {
         });
         // Packets arrive at the same destinations in both rule formats.
         let view = RulesetView::of_policy(policy, RuleFormat::default());
-        let (owners, random) = (owners.collect(), RandomState::new().hash_one(0));
-        Ok(Self { policy, view, own: own_addresses()?, users, owners, known_as, random })
+        let (owners, random) = (owners.filter(is_own).collect(), RandomState::new().hash_one(0));
+        Ok(Self { policy, view, own: own_addresses()?, users, owners, root, random })
     }
 
     /// Returns an address that is reserved for documentation (RFC 5737, RFC 3849), for each address family of the pod
@@ -133,30 +147,15 @@ impl<'a> Probes<'a> {
         self.nowhere().into_iter().chain(named).collect()
     }
 
-    /// Returns a DNS query for a random name below `invalid` (RFC 1035, section 4.1; RFC 2606).
-    fn query(&self) -> Vec<u8> {
-        let label = format!("{:016x}", self.random);
-        let mut query = vec![0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
-        for label in [label.as_bytes(), b"invalid"] {
-            // A label has 63 bytes at the most; these have 16 and 7.
-            query.push(label.len() as u8);
-            query.extend(label);
-        }
-        query.extend([0, 0, 1, 0, 1]);
-        query
-    }
-
     /// Sends a probe, and compares its destination with the policy. The answers to a query that is tracked twice are lost.
     fn send(&self, user: ProbeUser, to: SocketAddr, protocol: Protocol) -> CheckVerdict {
         let ProbeUser { uid, gid } = user;
-        let Some(outside) = self.known_as.outside(user) else {
-            return CheckVerdict::not_checked(format!("the pod has no UID {uid} (hostUsers: false)"));
-        };
+        let outside = ProbeUser { uid: self.root.saturating_add(uid), gid: self.root.saturating_add(gid) };
         let proxy_port = self.policy.redirect().map_or(0, |redirect| redirect.proxy_port);
         let loopback: IpAddr = if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
         // Connection tracking forgets a connection that is refused. The port is in use if the proxy listens.
         let _in_its_place = TcpListener::bind((loopback, proxy_port));
-        let (at, entries) = match send_as(outside, protocol, to, &self.query()) {
+        let (at, entries) = match send_as(outside, protocol, to) {
             Ok(fate) => fate,
             Err(error) => return CheckVerdict::not_checked(error.to_string()),
         };
@@ -179,36 +178,29 @@ impl<'a> Probes<'a> {
     }
 }
 
-/// Sends a probe from the thread's network namespace: a datagram with `query`, or a connection without a byte. Returns its
+/// Sends a probe from the thread's network namespace: a DNS query, or a connection without a byte. Returns its
 /// real destination and the number of its connection tracking entries.
 ///
 /// # Errors
 /// The probe can't be sent, or connection tracking has no entry for it.
-fn send_as(user: ProbeUser, protocol: Protocol, to: SocketAddr, query: &[u8]) -> Result<(SocketAddr, usize), Error> {
+fn send_as(user: ProbeUser, protocol: Protocol, to: SocketAddr) -> Result<(SocketAddr, usize), Error> {
     let failed = |what: &str, error: io::Error| Error::new(Code::Io, format!("{to}/{protocol}: {what}: {error}"));
-    let socket = owned_by(user, protocol, to).map_err(|errno| match errno {
-        Errno::EPERM => Error::new(
-            Code::Io,
-            format!("UID {}, GID {}: sending as another user needs CAP_SETUID and CAP_SETGID", user.uid, user.gid),
-        ),
-        errno => failed("can't open a socket", errno.into()),
-    })?;
-    match socket.connect(to) {
-        Err(error) if error.raw_os_error() != Some(Errno::EINPROGRESS as i32) => {
-            return Err(failed("can't connect", error));
-        }
-        _ => {}
+    let socket = owned_by(user, protocol, to).map_err(|error| failed("can't open a socket", error))?;
+    if let Err(error) = socket.connect(to)
+        && error.raw_os_error() != Some(Errno::EINPROGRESS as i32)
+    {
+        return Err(failed("can't connect", error));
     }
     let from = socket.local_addr().map_err(|error| failed("the socket has no local address", error))?;
     if protocol == Protocol::Udp {
-        socket.send(query).map_err(|error| failed("can't send", error))?;
+        socket.send(QUERY).map_err(|error| failed("can't send", error))?;
     }
     fate(protocol, from, to)
 }
 
 /// Opens a socket of `protocol` as `user`; the standard library's type has the calls that both protocols need. Rules match
 /// the fsuid and fsgid of the thread that opened the socket (xt_owner.c, nft_meta.c).
-fn owned_by(user: ProbeUser, protocol: Protocol, to: SocketAddr) -> Result<UdpSocket, Errno> {
+fn owned_by(user: ProbeUser, protocol: Protocol, to: SocketAddr) -> io::Result<UdpSocket> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let kind = if protocol == Protocol::Tcp { SockType::Stream } else { SockType::Datagram };
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
@@ -216,8 +208,8 @@ fn owned_by(user: ProbeUser, protocol: Protocol, to: SocketAddr) -> Result<UdpSo
     // setfsuid(2) reports no error: only a second call shows whether the first one took effect ("BUGS").
     let is_user = (setfsgid(gid), setfsuid(uid)) == (gid, uid);
     let socket = match is_user {
-        true => socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None),
-        false => Err(Errno::EPERM),
+        true => socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None).map_err(io::Error::from),
+        false => Err(io::Error::other("sending as another user needs CAP_SETUID and CAP_SETGID")),
     };
     setfsuid(before.1);
     setfsgid(before.0);

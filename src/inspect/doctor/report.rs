@@ -1,16 +1,16 @@
 //! The types that all checks share: a verdict, the results, and the list that is printed or serialized.
 
-use crate::cluster::agent::PoliciesReport;
+use crate::cluster::agent::{PoliciesReport, PolicyCounts};
 use crate::host_path::{HostPath, HostRoot};
-use crate::inspect::needless_exclusions::NeedlessExclusion;
-use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, joined};
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, counted, first_of, joined};
 use crate::plugin::FormatCounts;
 use crate::plugin::node::InstalledText;
 use crate::pod::PodRef;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Display};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -42,6 +42,48 @@ pub struct Checklist {
     pub needless_exclusions: Option<Vec<NeedlessExclusion>>,
     /// The checks, in order.
     pub checks: Vec<ReportLine>,
+}
+
+/// The exclusions that an init container of a workload does not need.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NeedlessExclusion {
+    /// The namespace of the workload.
+    pub namespace: String,
+    /// The kind of the workload: that of the pods' controller, `Deployment` for its ReplicaSets, or `Pod`.
+    pub kind: String,
+    /// The name of the workload.
+    pub name: String,
+    /// The init container.
+    pub container: String,
+    /// The exclusions, each with its source.
+    pub exclusions: BTreeSet<String>,
+    /// The number of the workload's pods with these exclusions.
+    pub pods: u32,
+}
+
+impl NeedlessExclusion {
+    /// Returns its line in the table.
+    pub(in crate::inspect) fn row(&self) -> Vec<Cell> {
+        let Self { namespace, kind, name, container, exclusions, pods } = self;
+        vec![
+            Cell::of(format!("{kind} {namespace}/{name}")).tone(Tone::Strong),
+            Cell::of(counted(*pods, "pod")),
+            Cell::of(format!("init container {container}")),
+            Cell::of(exclusions.iter().cloned().collect::<Vec<_>>().join("; ")).tone(Tone::Faint),
+        ]
+    }
+}
+
+/// Returns one entry for each init container of a workload, sorted, with all of its exclusions and pods.
+pub(in crate::inspect) fn merged(all: impl IntoIterator<Item = NeedlessExclusion>) -> Vec<NeedlessExclusion> {
+    let mut merged: BTreeMap<[String; 4], NeedlessExclusion> = BTreeMap::new();
+    for one in all {
+        let key = [&one.namespace, &one.kind, &one.name, &one.container].map(Clone::clone);
+        let known = merged.entry(key).or_insert_with(|| NeedlessExclusion { pods: 0, ..one.clone() });
+        known.pods = known.pods.saturating_add(one.pods);
+        known.exclusions.extend(one.exclusions);
+    }
+    merged.into_values().collect()
 }
 
 /// The result of one check.
@@ -118,12 +160,38 @@ impl Checklist {
     }
 }
 
+impl PolicyCounts {
+    pub(in crate::inspect) const fn plus(self, other: Self) -> Self {
+        Self {
+            current: self.current.saturating_add(other.current),
+            rejected: self.rejected.saturating_add(other.rejected),
+            failed: self.failed.saturating_add(other.failed),
+            none: self.none.saturating_add(other.none),
+            outside: self.outside.saturating_add(other.outside),
+        }
+    }
+
+    /// Returns the number of pods whose rules are missing or may be wrong.
+    pub(in crate::inspect) const fn lost(self) -> u32 {
+        self.failed.saturating_add(self.none).saturating_add(self.outside)
+    }
+}
+
+impl Display for PolicyCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { current, rejected, failed, none, outside } = self;
+        write!(f, "{current} current, {rejected} with rejected requests, {failed} failed, {none} without rules")?;
+        if *outside > 0 { write!(f, ", {outside} outside of the ambient mesh") } else { Ok(()) }
+    }
+}
+
 impl TextReport for Checklist {
     fn write(&self, page: &mut Screen) {
         let node = self.node.as_ref().map_or_else(|| "this node".to_owned(), |name| format!("node {name}"));
-        let what = match &self.pod {
-            Some(pod) => format!("Pod {pod} on {node}"),
-            None => self.node.as_ref().map_or_else(|| "This node".to_owned(), |name| format!("Node {name}")),
+        let what = match (&self.pod, &self.node) {
+            (Some(pod), _) => format!("Pod {pod} on {node}"),
+            (None, Some(name)) => format!("Node {name}"),
+            (None, None) => "This node".to_owned(),
         };
         let (verdict, tone) = self.verdict();
         page.labeled(format!("{what} ({}):", self.platform), verdict, tone);
@@ -159,11 +227,8 @@ impl ReportLine {
         let name = Cell::of(&self.id).tone(Tone::Strong);
         page.line(&[Cell::of(format!("  {sign:4}")).tone(tone), name, Cell::of(format!("({})", self.checked))]);
         page.line(&[Cell::of("       "), Cell::of(found).tone(tone)]);
-        // Next steps may have several lines, for commands. A finding is one line: it can contain text from elsewhere.
-        let next = next.iter().flat_map(|next| next.lines()).enumerate();
-        for (index, line) in next {
-            let label = if index == 0 { "next: " } else { "" };
-            page.line(&[Cell::of("       "), Cell::of(format!("{label}{line}")).tone(Tone::Notable)]);
+        if let Some(next) = next {
+            page.line(&[Cell::of("       "), Cell::of(format!("next: {next}")).tone(Tone::Notable)]);
         }
     }
 }
@@ -182,6 +247,17 @@ impl CheckVerdict {
     /// The condition is not met: the finding and the next step.
     pub(super) fn fail(found: impl Into<String>, next: impl Into<String>) -> Self {
         Self { outcome: CheckOutcome::Fail, found: found.into(), next: Some(next.into()) }
+    }
+
+    /// The condition is met, with this finding, unless something is wrong, of which the first three are named.
+    pub(super) fn unless(wrong: impl IntoIterator<Item = String>, fine: impl Into<String>, next: &str) -> Self {
+        let wrong = first_of(wrong, NAMED, "; ");
+        if wrong.is_empty() { Self::pass(fine) } else { Self::fail(wrong, next) }
+    }
+
+    /// The condition is met: the finding. Or it is not: the reason and the next step.
+    pub(super) fn of(result: Result<impl Into<String>, impl Display>, next: impl Into<String>) -> Self {
+        result.map_or_else(|why| Self::fail(why.to_string(), next), Self::pass)
     }
 
     /// The check was not possible: the reason.
@@ -210,6 +286,9 @@ impl CheckVerdict {
         Self { outcome, found, next: (!next.is_empty()).then(|| next.join("; ")) }
     }
 }
+
+/// The number of things that a finding names; the rest is counted.
+pub(super) const NAMED: usize = 3;
 
 /// The timeout of a request to the agent.
 pub(super) const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -337,5 +416,18 @@ mod tests {
         assert_eq!(failed, CheckVerdict::fail("b; d", "mend b; mend d"));
         assert_eq!(CheckVerdict::merged([pass("a"), CheckVerdict::not_checked("c"), pass("b")]), pass("a; b"));
         assert_eq!(CheckVerdict::merged([CheckVerdict::not_checked("c")]), CheckVerdict::not_checked("c"));
+    }
+
+    #[test]
+    fn one_init_container_of_a_workload_has_one_entry() {
+        let one = |name: &str, exclusion: &str, pods| NeedlessExclusion {
+            name: name.into(),
+            exclusions: [exclusion.into()].into(),
+            pods,
+            ..NeedlessExclusion::default()
+        };
+        let all = [one("b", "y", 1), one("b", "x", u32::MAX), one("a", "x", 1), one("b", "y", 1)];
+        let both = NeedlessExclusion { exclusions: ["x".into(), "y".into()].into(), ..one("b", "", u32::MAX) };
+        assert_eq!(merged(all), [one("a", "x", 1), both]);
     }
 }

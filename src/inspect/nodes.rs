@@ -1,43 +1,38 @@
-//! Reports about all nodes, merged from the reports of their agents: `kubectl detour check`, the node checks of the doctor,
-//! and `kubectl detour audit`. Also the hint to run detour on a pod's node.
+//! Reports about all nodes, merged from the reports of their agents: `kubectl detour check`, the node checks of the doctor. The
+//! agents' pods and DaemonSets, and the nodes, as the command line finds them in the API. Also the hint to run detour on a
+//! pod's node.
 
-mod agents;
-
-pub use agents::{AgentPod, has_sidecar, missing_agent};
-
-use super::audit::{AuditReport, AuditedPod, verdict};
-use super::doctor::{CheckOutcome, Checklist, ReportLine};
-use super::needless_exclusions::{self, NeedlessExclusion};
-use super::terminal::{Cell, Screen, TextReport, Tone, counted, joined};
+use super::doctor::{self, CheckOutcome, Checklist, NeedlessExclusion, ReportLine};
+use super::terminal::{Cell, Screen, TextReport, Tone, joined};
+use crate::cluster::ObjectRef;
 use crate::cluster::agent::PolicyCounts;
 use crate::plugin::FormatCounts;
 use crate::pod::Pod;
+use crate::pod::well_known::PROXY_CONTAINER;
 use crate::printable;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::borrow::Cow;
-use std::cmp::Reverse;
 use std::collections::BTreeSet;
-use std::fmt;
 use std::process::Output;
 
 /// The start of an output that is not a report, in a message.
 const MAX_SHOWN: usize = 300;
 
 /// Parses the report that a command in an agent's container printed. It is input from another machine.
-fn report_of<T: DeserializeOwned>(Output { stdout, stderr, .. }: Output) -> Result<T, String> {
-    /// What a command prints in place of its report.
-    #[derive(Deserialize)]
-    struct Failed {
-        error: String,
-    }
-    serde_json::from_slice(&stdout).map_err(|error| match serde_json::from_slice(&stdout) {
-        Ok(Failed { error }) => error,
-        Err(_) => {
-            let text = [stderr, stdout].concat();
-            let text = String::from_utf8_lossy(&text);
-            format!("expected a report, got {:?} ({error})", printable::cut(text.trim(), MAX_SHOWN))
+///
+/// # Errors
+/// The error that the command printed, or what it printed in place of a report.
+pub fn report_of<T: DeserializeOwned>(Output { stdout, stderr, .. }: Output) -> Result<T, String> {
+    serde_json::from_slice(&stdout).map_err(|error| {
+        let failed: Value = serde_json::from_slice(&stdout).unwrap_or_default();
+        if let Some(error) = failed["error"].as_str() {
+            return error.to_owned();
         }
+        let text = [stderr, stdout].concat();
+        let text = String::from_utf8_lossy(&text);
+        format!("expected a report, got {:?} ({error})", printable::cut(text.trim(), MAX_SHOWN))
     })
 }
 
@@ -50,95 +45,6 @@ pub fn node_hint(Pod { namespace, name, node_name, .. }: &Pod, arguments: &str) 
              directory on the node: oc debug node/{node} -- chroot /host DIR/detour {arguments} -n {namespace} {name}"
         ),
         None => format!("the pod is not scheduled to a node; see kubectl describe pod -n {namespace} {name}"),
-    }
-}
-
-/// The report about the pods of all nodes.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct NodesAudit {
-    /// The number of pods that were checked.
-    pub checked: usize,
-    /// The pods that bypass the mesh, in whole or in part, by bytes.
-    pub pods: Vec<PodOfNode>,
-    /// The nodes that could not be audited, with the reason.
-    pub errors: Vec<NodeError>,
-}
-
-/// A node that could not be audited.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct NodeError {
-    /// The name of the node.
-    pub node: String,
-    /// The reason.
-    pub error: String,
-}
-
-/// A pod that bypasses the mesh.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct PodOfNode {
-    /// The name of its node.
-    pub node: String,
-    /// The report of the node's agent about it.
-    #[serde(flatten)]
-    pub pod: AuditedPod,
-}
-
-impl NodesAudit {
-    /// Adds the output of `detour audit -o json` of an agent on a node.
-    pub fn add(&mut self, node: &str, output: Result<Output, String>) {
-        match output.and_then(report_of) {
-            Ok(AuditReport { pods, checked, .. }) => {
-                self.checked = self.checked.saturating_add(checked);
-                let listed = pods.into_iter().filter(AuditedPod::is_listed);
-                self.pods.extend(listed.map(|pod| PodOfNode { node: node.to_owned(), pod }));
-            }
-            Err(error) => self.errors.push(NodeError { node: node.to_owned(), error }),
-        }
-    }
-
-    /// Sorts the pods: those that are not redirected, those with a bypass by another program, the others; each by
-    /// bytes. Errors are sorted by node.
-    #[must_use]
-    pub fn sorted(mut self) -> Self {
-        self.errors.sort_by(|a, b| a.node.cmp(&b.node));
-        self.pods.sort_by_cached_key(|PodOfNode { node, pod }| {
-            let bytes = pod.bypasses.iter().filter_map(|bypass| bypass.bytes).fold(0, u64::saturating_add);
-            (
-                pod.redirected,
-                !pod.has_bypass_by_other_program(),
-                Reverse(bytes),
-                pod.namespace.clone(),
-                pod.pod.clone(),
-                node.clone(),
-            )
-        });
-        self
-    }
-
-    /// Returns whether all nodes were audited, and all pods are clean.
-    #[must_use]
-    pub fn is_clean(&self) -> bool {
-        self.errors.is_empty() && self.pods.iter().all(|one| one.pod.is_clean())
-    }
-}
-
-impl TextReport for NodesAudit {
-    fn write(&self, screen: &mut Screen) {
-        if self.pods.is_empty() {
-            let none = match self.errors.is_empty() {
-                true => "No pod bypasses the mesh",
-                false => "No pod on the audited nodes bypasses the mesh",
-            };
-            screen.text(format!("{none}; pods checked: {}", self.checked), Tone::Plain);
-        } else {
-            let (verdict, tone) = verdict(&self.pods.iter().map(|one| &one.pod).collect::<Vec<_>>());
-            screen.labeled(format!("{} checked,", counted(self.checked, "pod")), verdict, tone);
-        }
-        for PodOfNode { node, pod } in &self.pods {
-            pod.write(&format!(" on node {node}"), screen);
-        }
-        let row = |NodeError { node, error }: &NodeError| vec![Cell::of(node).tone(Tone::Strong), Cell::of(error)];
-        screen.section("Not audited", self.errors.iter().map(row));
     }
 }
 
@@ -185,31 +91,6 @@ pub struct NodeCheck {
     pub needless_exclusions: Option<Vec<NeedlessExclusion>>,
 }
 
-impl PolicyCounts {
-    const fn plus(self, other: Self) -> Self {
-        Self {
-            current: self.current.saturating_add(other.current),
-            rejected: self.rejected.saturating_add(other.rejected),
-            failed: self.failed.saturating_add(other.failed),
-            none: self.none.saturating_add(other.none),
-            outside: self.outside.saturating_add(other.outside),
-        }
-    }
-
-    /// Returns the number of pods whose rules are missing or may be wrong.
-    pub(in crate::inspect) const fn lost(self) -> u32 {
-        self.failed.saturating_add(self.none).saturating_add(self.outside)
-    }
-}
-
-impl fmt::Display for PolicyCounts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { current, rejected, failed, none, outside } = self;
-        write!(f, "{current} current, {rejected} with rejected requests, {failed} failed, {none} without rules")?;
-        if *outside > 0 { write!(f, ", {outside} outside of the ambient mesh") } else { Ok(()) }
-    }
-}
-
 /// The result of a node. Of a node with several agents, the greatest result counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -231,14 +112,12 @@ impl NodesCheck {
         // Two agents of a node count the same pods.
         let once = || nodes.chunk_by(|a, b| a.node == b.node);
         let rule_formats = once().filter_map(|agents| agents.iter().find_map(|one| one.rule_formats));
-        let needless: Vec<_> =
-            once().filter_map(|agents| agents.iter().find_map(|one| one.needless_exclusions.clone())).collect();
+        let needless = once().filter_map(|agents| agents.iter().find_map(|one| one.needless_exclusions.clone()));
         Self {
             healthy: nodes.iter().all(|node| node.result != NodeResult::Unhealthy),
             policies: nodes.iter().filter_map(|node| node.policies).reduce(PolicyCounts::plus),
             rule_formats: rule_formats.reduce(FormatCounts::plus),
-            needless_exclusions: (!needless.is_empty())
-                .then(|| needless_exclusions::merged(needless.into_iter().flatten())),
+            needless_exclusions: needless.reduce(|all, more| [all, more].concat()).map(doctor::merged),
             nodes,
         }
     }
@@ -332,11 +211,123 @@ impl TextReport for NodesCheck {
     }
 }
 
+/// The container of the agent in its pod.
+const CONTAINER: &str = "agent";
+/// The directory of the node that each agent mounts. Only privileged namespaces may mount directories of nodes (Pod
+/// Security Standards), so labels alone do not make a pod of another user an agent.
+const STATE_DIRECTORY: &str = "/var/lib/cni/detour";
+/// The capability with which the agent enters the network namespaces of pods.
+const ENTERS_PODS: &str = "SYS_ADMIN";
+
+/// The pod of an agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentPod {
+    /// Its namespace and name.
+    pub object: ObjectRef,
+    /// The name of its node.
+    pub node: String,
+    /// The name of its release.
+    pub release: String,
+    /// Why no command can run in its container; `None` if the container is running.
+    pub stopped: Option<String>,
+    /// Whether it is ready.
+    pub ready: bool,
+    /// Whether its container has the capabilities to enter the network namespaces of pods.
+    pub enters_pods: bool,
+}
+
+impl AgentPod {
+    /// Parses a `Pod`; `None` if it is not an agent's or not scheduled.
+    #[must_use]
+    pub fn of(pod: &Value) -> Option<Self> {
+        let (metadata, spec, status) = (&pod["metadata"], &pod["spec"], &pod["status"]);
+        let mounts_state = |volume: &Value| volume["hostPath"]["path"] == STATE_DIRECTORY;
+        if !is_agent(metadata) || !items(&spec["volumes"]).any(mounts_state) {
+            return None;
+        }
+        let container = items(&spec["containers"]).find(|container| container["name"] == CONTAINER)?;
+        let state = items(&status["containerStatuses"]).find(|container| container["name"] == CONTAINER);
+        let state = &state.unwrap_or(&Value::Null)["state"];
+        let reason = || ["waiting", "terminated"].iter().find_map(|kind| state[*kind]["reason"].as_str());
+        let stopped = match metadata["deletionTimestamp"].is_string() {
+            true => Some("the pod is being deleted"),
+            false => (!state["running"].is_object()).then(|| reason().unwrap_or("not started")),
+        };
+        let added = &container["securityContext"]["capabilities"]["add"];
+        let is_ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
+        Some(Self {
+            object: object(metadata)?,
+            node: spec["nodeName"].as_str()?.to_owned(),
+            release: metadata["labels"][RELEASE].as_str()?.to_owned(),
+            stopped: stopped.map(str::to_owned),
+            ready: items(&status["conditions"]).any(is_ready),
+            enters_pods: items(added).any(|name| name == ENTERS_PODS),
+        })
+    }
+
+    /// Returns the agent in which to run a command about a pod. It prefers, in this order, an agent whose container is
+    /// running, one that is ready, and the first by release.
+    #[must_use]
+    pub fn choose(agents: &[Self]) -> Option<&Self> {
+        agents.iter().min_by_key(|agent| (agent.stopped.is_some(), !agent.ready, agent.release.clone()))
+    }
+}
+
+/// Returns the result of a node without an agent, and why it has none according to the DaemonSets of agents. The node is
+/// skipped if no DaemonSet selects it, or if a node affinity decides: those are not evaluated.
+#[must_use]
+pub fn missing_agent(node: &Value, sets: &[Value]) -> NodeCheck {
+    let labels = &node["metadata"]["labels"];
+    let selects = |set: &&Value| {
+        let selector = set["spec"]["template"]["spec"]["nodeSelector"].as_object();
+        is_agent(&set["metadata"]) && selector.into_iter().flatten().all(|(key, value)| labels[key] == *value)
+    };
+    let has_affinity = |set: &Value| set["spec"]["template"]["spec"]["affinity"]["nodeAffinity"].is_object();
+    let selecting = sets.iter().filter(selects).find(|set| !has_affinity(set));
+    let (result, reason) = match selecting.and_then(|set| object(&set["metadata"])) {
+        Some(ObjectRef { namespace, name }) => {
+            let next = format!("see kubectl describe daemonset -n {namespace} {name}");
+            let why = format!("no agent, but DaemonSet {namespace}/{name} selects this node; {next}");
+            (NodeResult::Unhealthy, why)
+        }
+        None => {
+            let why = "no agent; no DaemonSet of an agent selects this node, or one has a node affinity";
+            (NodeResult::Skipped, why.to_owned())
+        }
+    };
+    let node = node["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    NodeCheck { node, result, reason: Some(reason), ..NodeCheck::default() }
+}
+
+/// Whether a pod has a sidecar.
+#[must_use]
+pub fn has_sidecar(pod: &Value) -> bool {
+    let containers = ["containers", "initContainers"].iter().flat_map(|key| items(&pod["spec"][*key]));
+    containers.into_iter().any(|one| one["name"] == PROXY_CONTAINER)
+}
+
+const RELEASE: &str = "app.kubernetes.io/name";
+
+/// Returns whether labels are those of an agent.
+fn is_agent(metadata: &Value) -> bool {
+    let label = |name: &str| metadata["labels"][name].as_str();
+    (label("app.kubernetes.io/component"), label("app.kubernetes.io/part-of")) == (Some("agent"), Some("detour"))
+}
+
+fn object(metadata: &Value) -> Option<ObjectRef> {
+    let text = |key: &str| metadata[key].as_str().map(str::to_owned);
+    Some(ObjectRef { namespace: text("namespace")?, name: text("name")? })
+}
+
+fn items(list: &Value) -> impl Iterator<Item = &Value> {
+    list.as_array().into_iter().flatten()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::ObjectRef;
     use crate::inspect::{Format, render};
+    use serde_json::json;
     use std::process::ExitStatus;
 
     const REPORT: &str = r#"{"pod": null, "node": "other", "platform": "kubernetes", "version": "0.2.0", "healthy": false, "checks": [
@@ -416,58 +407,93 @@ mod tests {
         assert!(text.contains("  warn pod-policy (c)\n        x/y: older\\u{1b}[2J\n        next: d\n"), "{text}");
     }
 
-    const FIRST: &str = r#"{"node": "x", "pods": [
-        {"namespace": "shop", "pod": "web-0", "redirected": true, "reason": "has a sidecar", "error": null, "bypasses": [
-            {"traffic": "UID 1337", "source": "pod, detour.io/exclude-uids", "packets": 1, "bytes": 60},
-            {"traffic": "socket cgroupv2 level 4 @excluded-dns", "source": "b", "packets": 3, "bytes": 240}]},
-        {"namespace": "shop", "pod": "clean-0", "redirected": true, "reason": "has a sidecar", "bypasses": [], "error": null}]}"#;
-    const SECOND: &str = r#"{"node": "y", "pods": [
-        {"namespace": "shop", "pod": "early\u001b[2J", "redirected": false, "reason": "no rules", "bypasses": []},
-        {"namespace": "bank", "pod": "api-0", "redirected": true, "reason": "r", "drift": ["missing: x"], "left_out": 3, "bypasses": [{"traffic": "a", "source": "b", "packets": 9, "bytes": 900}]},
-        {"namespace": "bank", "pod": "api-1", "redirected": false, "reason": "", "bypasses": [], "error": "can't be read"}]}"#;
-
-    fn audit() -> NodesAudit {
-        let mut audit = NodesAudit::default();
-        let output = |stdout: &str, stderr: &str| Output {
-            stdout: stdout.into(),
-            stderr: stderr.into(),
-            status: ExitStatus::default(),
-        };
-        audit.add("n4", Err("no answer".to_owned()));
-        audit.add("n3", Ok(output("", "error: unrecognized subcommand")));
-        audit.add("n2", Ok(output(SECOND, "")));
-        audit.add("n1", Ok(output(FIRST, "")));
-        audit.sorted()
-    }
-
-    #[test]
-    fn pods_that_bypass_the_mesh_are_sorted_by_bytes() {
-        let all = audit();
-        let names: Vec<_> = all.pods.iter().map(|pod| (pod.node.as_str(), pod.pod.pod.as_str())).collect();
-        assert_eq!(names, [("n2", "api-1"), ("n2", "early\u{1b}[2J"), ("n2", "api-0"), ("n1", "web-0")]);
-        assert_eq!(all.errors.iter().map(|error| error.node.as_str()).collect::<Vec<_>>(), ["n3", "n4"]);
-        assert!(all.errors[0].error.contains("unrecognized subcommand"));
-        let text = render(&all, Format::Table, Screen::plain()).expect("text");
-        assert!(text.as_str().contains("\nPod shop/early\\u{1b}[2J on node n2\n  no rules\n"), "{text}");
-        assert!(text.as_str().contains("missing: x\n") && text.as_str().contains("3 more"), "{text}");
-        assert!(text.as_str().contains("can't be read") && text.as_str().contains("Not audited\n"), "{text}");
-        assert!(text.as_str().contains(" @excluded-dns "), "{text}");
-        let json = serde_json::to_value(&all).expect("JSON");
-        assert_eq!(json["pods"][2]["bypasses"][0]["bytes"], 900);
-        assert_eq!((&json["pods"][2]["node"], &json["pods"][2]["namespace"]), (&"n2".into(), &"bank".into()));
-    }
-
     #[test]
     fn hints_contain_the_node_and_the_arguments() {
         let pod = Pod { namespace: "shop".into(), name: "web-0".into(), ..Pod::default() };
-        let there = Pod { node_name: Some("worker-1".into()), ..pod.clone() };
-        let text = node_hint(&there, "doctor --probe");
-        assert!(text.starts_with("the pod is on node worker-1; "), "{text}");
-        assert!(text.contains("; run kubectl detour doctor --probe -n shop web-0, "), "{text}");
-        assert!(
-            text.ends_with("oc debug node/worker-1 -- chroot /host DIR/detour doctor --probe -n shop web-0"),
-            "{text}"
-        );
+        let there = node_hint(&Pod { node_name: Some("worker-1".into()), ..pod.clone() }, "rules");
+        assert!(there.starts_with("the pod is on node worker-1; run kubectl detour rules -n shop web-0, "), "{there}");
         assert!(node_hint(&pod, "rules").contains("not scheduled"));
+    }
+
+    fn labels() -> Value {
+        json!({
+            "app.kubernetes.io/name": "detour", "app.kubernetes.io/component": "agent",
+            "app.kubernetes.io/part-of": "detour",
+        })
+    }
+
+    fn pod(name: &str, change: impl FnOnce(&mut Value)) -> Option<AgentPod> {
+        let mut pod = json!({
+            "metadata": {"name": name, "namespace": "mesh", "labels": labels()},
+            "spec": {
+                "nodeName": "n",
+                "containers": [{"name": "agent", "args": ["agent"], "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}],
+                "volumes": [
+                    {"name": "state", "hostPath": {"path": "/var/lib/cni/detour"}},
+                    {"name": "config", "configMap": {"name": "detour-agent"}},
+                ],
+            },
+            "status": {
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "containerStatuses": [{"name": "agent", "state": {"running": {}}}],
+            },
+        });
+        change(&mut pod);
+        AgentPod::of(&pod)
+    }
+
+    #[test]
+    fn agents_are_recognized_by_labels_and_by_the_directory_that_they_mount() {
+        let agent = pod("a", |_| {}).expect("an agent");
+        assert_eq!((agent.stopped, agent.ready, agent.enters_pods), (None, true, true));
+        for change in [
+            |pod: &mut Value| pod["metadata"]["labels"]["app.kubernetes.io/part-of"] = json!("other"),
+            |pod: &mut Value| pod["metadata"]["labels"]["app.kubernetes.io/part-of"] = Value::Null,
+            |pod: &mut Value| pod["metadata"]["labels"]["app.kubernetes.io/component"] = json!("server"),
+            |pod: &mut Value| pod["spec"]["volumes"][0] = json!({"name": "state", "emptyDir": {}}),
+            |pod: &mut Value| pod["spec"]["containers"][0]["name"] = json!("other"),
+            |pod: &mut Value| pod["spec"]["nodeName"] = Value::Null,
+        ] {
+            assert_eq!(pod("a", change), None);
+        }
+        let waiting =
+            pod("a", |pod| pod["status"]["containerStatuses"][0]["state"] = json!({"waiting": {"reason": "X"}}));
+        assert_eq!(waiting.expect("an agent").stopped.as_deref(), Some("X"));
+        let deleted = pod("a", |pod| pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"));
+        assert!(deleted.expect("an agent").stopped.is_some_and(|why| why.contains("deleted")));
+    }
+
+    #[test]
+    fn a_running_and_ready_agent_is_chosen() {
+        let release = |name: &str, change: fn(&mut AgentPod)| {
+            let mut agent = AgentPod { release: name.to_owned(), ..pod("a", |_| {}).expect("an agent") };
+            change(&mut agent);
+            agent
+        };
+        let chosen = |agents: &[AgentPod]| AgentPod::choose(agents).map(|agent| agent.release.clone());
+        let stopped = release("a", |agent| agent.stopped = Some("x".to_owned()));
+        let unready = release("c", |agent| agent.ready = false);
+        let (first, second) = (release("d", |_| {}), release("e", |_| {}));
+        let all = [second, first, unready, stopped];
+        for (from, expected) in ["d", "d", "c", "a"].into_iter().enumerate() {
+            assert_eq!(chosen(&all[from..]).as_deref(), Some(expected), "{from}");
+        }
+        assert_eq!(chosen(&[]), None);
+    }
+
+    #[test]
+    fn the_selector_of_a_daemon_set_decides_which_nodes_need_an_agent() {
+        let set = |affinity: Value| {
+            let template = json!({"spec": {"nodeSelector": {"kubernetes.io/os": "linux"}, "affinity": affinity}});
+            let metadata = json!({"name": "a", "namespace": "mesh", "labels": labels()});
+            json!({"metadata": metadata, "spec": {"template": template}})
+        };
+        let is_expected = |set: Value, os: &str| {
+            let node = json!({"metadata": {"name": "n", "labels": {"kubernetes.io/os": os}}});
+            missing_agent(&node, &[set]).result == NodeResult::Skipped
+        };
+        assert!(!is_expected(set(Value::Null), "linux"));
+        assert!(is_expected(set(Value::Null), "windows"));
+        assert!(is_expected(set(json!({"nodeAffinity": {}})), "linux"));
     }
 }

@@ -1,7 +1,11 @@
-//! Sets of numbers as spans: the values that a condition accepts, independent of their meaning.
+//! Sets of numbers as spans: the values that a condition accepts.
+
+use crate::policy::{IdRange, PortRange};
+use ipnet::IpNet;
+use std::net::IpAddr;
 
 /// A range of numbers, first and last included.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
     /// The first number.
     pub first: u128,
@@ -37,7 +41,7 @@ impl Span {
 const MAX_SINGLE_INSERTS: usize = 4;
 
 /// A set of numbers as sorted spans that neither overlap nor touch, so that equal sets are equal values.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Spans(Vec<Span>);
 
 impl Spans {
@@ -126,6 +130,35 @@ impl FromIterator<Span> for Spans {
             touches
         });
         Self(all)
+    }
+}
+
+impl From<PortRange> for Span {
+    fn from(ports: PortRange) -> Self {
+        Self { first: ports.first.into(), last: ports.last.into() }
+    }
+}
+
+impl From<PortRange> for Spans {
+    fn from(ports: PortRange) -> Self {
+        Self(vec![ports.into()])
+    }
+}
+
+impl From<IdRange> for Spans {
+    fn from(ids: IdRange) -> Self {
+        Self::of(ids.first, ids.last)
+    }
+}
+
+/// The addresses of a network.
+impl From<IpNet> for Spans {
+    fn from(net: IpNet) -> Self {
+        let number = |address| match address {
+            IpAddr::V4(address) => u128::from(u32::from(address)),
+            IpAddr::V6(address) => u128::from(address),
+        };
+        Self::of(number(net.network()), number(net.broadcast()))
     }
 }
 
