@@ -138,16 +138,16 @@ impl Rule {
     }
 
     fn condition_text(&self, Condition { key, not, values }: &Condition) -> String {
-        let protocol = self.protocol().and_then(protocol_name).unwrap_or_default();
+        let protocol = self.protocol().and_then(protocol_name);
         let (extension, flag) = match key {
             Key::Source(_) => (None, "-s"),
             Key::Destination(_) => (None, "-d"),
             Key::InInterface => (None, "-i"),
             Key::OutInterface => (None, "-o"),
             Key::Protocol => (None, "-p"),
-            Key::SourcePort => (Some(protocol), "--sport"),
+            Key::SourcePort => (protocol, "--sport"),
             Key::DestinationPort if values.single().is_none() => (Some("multiport"), "--dports"),
-            Key::DestinationPort => (Some(protocol), "--dport"),
+            Key::DestinationPort => (protocol, "--dport"),
             Key::Uid => (Some("owner"), "--uid-owner"),
             Key::Gid => (Some("owner"), "--gid-owner"),
             Key::CtState => (Some("conntrack"), "--ctstate"),
@@ -275,6 +275,9 @@ mod tests {
         let port = Condition::is(Key::DestinationPort, PortRange::one(15008));
         let rule = Rule::new(Target::Return).tcp().on(!port);
         assert_eq!(rule.iptables_text(), "-p tcp -m tcp ! --dport 15008 -j RETURN");
+        // A rule of another tool, for SCTP.
+        let rule = Rule::new(Target::Return).on(Condition::is(Key::Protocol, Spans::one(132_u8)));
+        assert_eq!(rule.to_port(PortRange::one(80)).iptables_text(), "-p 132 --dport 80 -j RETURN");
     }
 
     #[test]
