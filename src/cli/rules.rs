@@ -30,7 +30,7 @@ Examples:
     group(ArgGroup::new("target").required(true).args(["place", "pid", "container"])),
 )]
 pub(super) struct RulesArguments {
-    /// Network namespace, as a path or a name in /run/netns; with -n, the name of a pod
+    /// Name of a pod, with -n or kubectl detour; otherwise a network namespace, as a path or a name in /run/netns
     #[arg(value_name = "NETNS|POD")]
     place: Option<String>,
     #[command(flatten)]

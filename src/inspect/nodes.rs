@@ -266,10 +266,12 @@ impl AgentPod {
     }
 
     /// Returns the agent in which to run a command about a pod. It prefers, in this order, an agent whose container is
-    /// running, one that is ready, and the first by release.
+    /// running, one that can enter network namespaces, one that is ready, and the first by release.
     #[must_use]
     pub fn choose(agents: &[Self]) -> Option<&Self> {
-        agents.iter().min_by_key(|agent| (agent.stopped.is_some(), !agent.ready, agent.release.clone()))
+        agents
+            .iter()
+            .min_by_key(|agent| (agent.stopped.is_some(), !agent.enters_pods, !agent.ready, agent.release.clone()))
     }
 }
 
@@ -464,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_and_ready_agent_is_chosen() {
+    fn a_running_agent_that_can_enter_pods_is_chosen() {
         let release = |name: &str, change: fn(&mut AgentPod)| {
             let mut agent = AgentPod { release: name.to_owned(), ..pod("a", |_| {}).expect("an agent") };
             change(&mut agent);
@@ -472,10 +474,11 @@ mod tests {
         };
         let chosen = |agents: &[AgentPod]| AgentPod::choose(agents).map(|agent| agent.release.clone());
         let stopped = release("a", |agent| agent.stopped = Some("x".to_owned()));
+        let powerless = release("b", |agent| agent.enters_pods = false);
         let unready = release("c", |agent| agent.ready = false);
         let (first, second) = (release("d", |_| {}), release("e", |_| {}));
-        let all = [second, first, unready, stopped];
-        for (from, expected) in ["d", "d", "c", "a"].into_iter().enumerate() {
+        let all = [second, first, unready, powerless, stopped];
+        for (from, expected) in ["d", "d", "c", "b", "a"].into_iter().enumerate() {
             assert_eq!(chosen(&all[from..]).as_deref(), Some(expected), "{from}");
         }
         assert_eq!(chosen(&[]), None);

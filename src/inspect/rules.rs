@@ -179,9 +179,9 @@ impl RuleLine {
         !matches!(self.mark, Mark::Fine | Mark::Foreign)
     }
 
-    /// Returns whether the rule is the same as another one, in the same netfilter chain.
-    pub(super) fn equals(&self, other: &Self) -> bool {
-        (&self.table, &self.chain, &self.rule) == (&other.table, &other.chain, &other.rule)
+    /// Returns the table, the netfilter chain and the text of the rule.
+    pub(super) fn place_and_text(&self) -> [&str; 3] {
+        [&self.table, &self.chain, &self.rule]
     }
 
     /// Returns a rule that is not [`Mark::Fine`] with its place and its difference, in one line.

@@ -44,14 +44,23 @@ pub(super) fn decode(list: &[u8], family: Family) -> Option<Rule> {
     };
     let (mut rule, no_sets) = (Rule::new(target), BTreeMap::new());
     let mut reader = ExpressionReader::new(&all[..counter], Some(family), &no_sets);
+    let mut multiports = Vec::new();
     while let Some(first) = reader.next() {
-        rule.conditions.push(match first {
-            Expression::Match(extension) => xt::to_match(*extension)?,
-            load => reader.condition(load)?,
-        });
+        match first {
+            Expression::Match(ports) if ports.name == xt::MULTIPORT => {
+                multiports.push((rule.conditions.len() + multiports.len(), xt::to_multiport(ports)?));
+            }
+            Expression::Match(extension) => rule.conditions.push(xt::to_match(*extension)?),
+            load => rule.conditions.push(reader.condition(load)?),
+        }
     }
-    // Rules that are equal as values must be equal in the kernel.
-    encodes_as(&all, |out| encode(&rule, family, out)).then_some(rule)
+    // Rules that are equal as values must be equal in the kernel, except for the order of ports in `-m multiport`: other
+    // tools write any order, and the rules must be evaluated.
+    let is_multiport = |one: &&Expression<'_>| matches!(one, Expression::Match(ports) if ports.name == xt::MULTIPORT);
+    let others: Vec<Expression<'_>> = all.iter().filter(|one| !is_multiport(one)).copied().collect();
+    let is_same = encodes_as(&others, |out| encode(&rule, family, out));
+    multiports.into_iter().for_each(|(at, ports)| rule.conditions.insert(at, ports));
+    is_same.then_some(rule)
 }
 
 /// Passes the expressions of `rule` to `out`, one after another.
@@ -138,16 +147,16 @@ impl Rule {
     }
 
     fn condition_text(&self, Condition { key, not, values }: &Condition) -> String {
-        let protocol = self.protocol().and_then(protocol_name).unwrap_or_default();
+        let protocol = self.protocol().and_then(protocol_name);
         let (extension, flag) = match key {
             Key::Source(_) => (None, "-s"),
             Key::Destination(_) => (None, "-d"),
             Key::InInterface => (None, "-i"),
             Key::OutInterface => (None, "-o"),
             Key::Protocol => (None, "-p"),
-            Key::SourcePort => (Some(protocol), "--sport"),
+            Key::SourcePort => (protocol, "--sport"),
             Key::DestinationPort if values.single().is_none() => (Some("multiport"), "--dports"),
-            Key::DestinationPort => (Some(protocol), "--dport"),
+            Key::DestinationPort => (protocol, "--dport"),
             Key::Uid => (Some("owner"), "--uid-owner"),
             Key::Gid => (Some("owner"), "--gid-owner"),
             Key::CtState => (Some("conntrack"), "--ctstate"),
@@ -254,6 +263,7 @@ fn chain_text(text: &mut String, chain: &str, v4: &[Rule], v6: &[Rule]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::firewall::expression::Extension;
     use crate::firewall::set::Spans;
     use crate::policy::{IdRange, Interception, Policy, PortRange};
 
@@ -275,6 +285,29 @@ mod tests {
         let port = Condition::is(Key::DestinationPort, PortRange::one(15008));
         let rule = Rule::new(Target::Return).tcp().on(!port);
         assert_eq!(rule.iptables_text(), "-p tcp -m tcp ! --dport 15008 -j RETURN");
+        // A rule of another tool, for SCTP.
+        let rule = Rule::new(Target::Return).on(Condition::is(Key::Protocol, Spans::one(132_u8)));
+        assert_eq!(rule.to_port(PortRange::one(80)).iptables_text(), "-p 132 --dport 80 -j RETURN");
+    }
+
+    /// Other tools write them in the order in which the user gave them.
+    #[test]
+    fn ports_of_multiport_are_decoded_in_any_order() {
+        let decoded = |which: u8, ports: &[u16]| {
+            let mut info = [0_u8; 48];
+            (info[0], info[1]) = (which, ports.len() as u8);
+            let bytes = ports.iter().flat_map(|port| port.to_ne_bytes());
+            info[2..].iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
+            let mut list = Attributes::new();
+            Expression::Match(Extension { name: xt::MULTIPORT, revision: 1, info: &info }).write(&mut list);
+            Expression::Counter.write(&mut list);
+            let verdict = NftVerdict::of(&Target::Return).expect("a verdict");
+            decode(Expression::Verdict(verdict).write(&mut list).as_bytes(), Family::Ip)
+                .map(|rule| rule.iptables_text())
+        };
+        assert_eq!(decoded(1, &[443, 80]).as_deref(), Some("-m multiport --dports 80,443 -j RETURN"));
+        assert_eq!(decoded(1, &[8200, 8201]).as_deref(), Some("--dport 8200:8201 -j RETURN"));
+        assert_eq!(decoded(0, &[80, 443]), None);
     }
 
     #[test]

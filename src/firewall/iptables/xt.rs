@@ -49,7 +49,8 @@ impl Info {
 /// `XT_OWNER_UID`, `XT_OWNER_GID`.
 const OWNER_UID: u8 = 1;
 const OWNER_GID: u8 = 2;
-/// `XT_MULTIPORT_DESTINATION`.
+/// `-m multiport`, and `XT_MULTIPORT_DESTINATION`.
+pub(super) const MULTIPORT: &str = "multiport";
 const MULTIPORT_DESTINATION: u8 = 1;
 /// `XT_CONNTRACK_STATE`; the bits of `XT_CONNTRACK_STATE_BIT` and `XT_CONNTRACK_STATE_INVALID` are those of nf_tables.
 const CONNTRACK_STATE: u16 = 1;
@@ -121,7 +122,7 @@ fn multiport<'a>(info: &'a mut Info, not: bool, ports: &[Span]) -> Extension<'a>
     info.u8(MULTIPORT_DESTINATION).u8(count);
     let info = slots.iter().fold(info, |info, (port, _)| info.u16(*port));
     let info = slots.iter().fold(info, |info, (_, flag)| info.u8(*flag));
-    info.u8(u8::from(not)).named("multiport", 1)
+    info.u8(u8::from(not)).named(MULTIPORT, 1)
 }
 
 /// The offset of the states in `struct xt_conntrack_mtinfo3`, behind eight addresses, expiry, protocol and ports, and the
@@ -157,7 +158,6 @@ pub(super) fn to_match(Extension { name, revision, info }: Extension<'_>) -> Opt
             let values = Spans::of(u32_at(info, at)?, u32_at(info, at + 4)?);
             Some(Condition { key, not: *info.get(17)? != 0, values })
         }
-        ("multiport", 1) => to_multiport(info),
         ("conntrack", 3) => is(Key::CtState, u16_at(info, STATES)?.into()),
         ("connmark", 1) => is(Key::CtMark, u32_at(info, 0)?),
         _ => None,
@@ -177,7 +177,9 @@ pub(super) fn to_target(Extension { name, revision, info }: Extension<'_>, famil
     }
 }
 
-fn to_multiport(info: &[u8]) -> Option<Condition> {
+/// Decodes `-m multiport --dports`, with the ports in any order; `None` for another one.
+pub(super) fn to_multiport(extension: &Extension<'_>) -> Option<Condition> {
+    let info = extension.info;
     let (count, flags) = (usize::from(*info.get(1)?), info.get(32..32 + MULTIPORT_SLOTS)?);
     let mut ports = Vec::new();
     let mut slot = 0;
@@ -187,8 +189,9 @@ fn to_multiport(info: &[u8]) -> Option<Condition> {
         ports.push(Span { first: first.into(), last: u16_at(info, 2 + 2 * slot)?.into() });
         slot += 1;
     }
-    let values = ports.into_iter().collect();
-    Some(Condition { key: Key::DestinationPort, not: *info.get(47)? != 0, values })
+    let not = *info.get(47)? != 0;
+    let is_same = multiport(&mut Info::new(), not, &ports) == *extension;
+    is_same.then(|| Condition { key: Key::DestinationPort, not, values: ports.into_iter().collect() })
 }
 
 fn u16_at(info: &[u8], at: usize) -> Option<u16> {

@@ -25,7 +25,7 @@ use crate::policy::{Interception, Redirect};
 use crate::state::Store;
 use crate::sub_plugins::{EnrolledBy, SkipReason, enrolled_by, pod_skip_reason, requested_injection};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// Limit for the bypasses of a pod that are listed; the rest is counted.
 const MAX_BYPASSES: usize = 50;
@@ -176,8 +176,9 @@ fn bypasses(live: &LiveRules, report: &RulesReport, all: bool) -> (Vec<Bypass>, 
     });
     let Some(desired) = &live.desired else { return (foreign.collect(), 0) };
     let usual = usual_rules(desired);
+    let usual: HashSet<[&str; 3]> = usual.iter().map(RuleLine::place_and_text).collect();
     let is_exclusion = |line: &&RuleLine| {
-        let is_usual = || usual.iter().any(|one| one.equals(line));
+        let is_usual = || usual.contains(&line.place_and_text());
         let ends = ["RETURN", "return", "ACCEPT", "accept"].iter().any(|verdict| line.rule.ends_with(verdict));
         let is_bypass = if line.table == TABLE { line.chain == EXCLUSIONS } else { ends && !is_usual() };
         line.mark == Mark::Fine && is_bypass && (all || line.packets.is_some_and(|packets| packets > 0))

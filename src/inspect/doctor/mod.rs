@@ -100,7 +100,7 @@ checks! {
 
     "containers" {
         "containers-ready" "kernel, control groups, runtime and agent support excluded containers"
-            ["kernel-rules"] rules::containers_ready;
+            [] rules::containers_ready;
         "containers-bypass" "exactly the running excluded containers bypass the sidecar"
             [] rules::containers_bypass;
     }

@@ -171,9 +171,10 @@ fn listening(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
 
 fn user(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
     let excluded = joined(&redirect.proxy_uid);
-    let others =
-        listeners.iter().filter(|(port, uid)| *port == redirect.proxy_port && !redirect.proxy_uid.contains(uid));
-    let wrong = others.map(|(_, uid)| {
+    let own = listeners.iter().filter(|(port, _)| *port == redirect.proxy_port).map(|(_, uid)| uid);
+    // Each of the proxy's threads has a listener.
+    let others: BTreeSet<&u32> = own.filter(|uid| !redirect.proxy_uid.contains(uid)).collect();
+    let wrong = others.into_iter().map(|uid| {
         format!("the proxy listens as UID {uid}, but the rules exclude UID {excluded}: its own traffic returns to it")
     });
     CheckVerdict::unless(
@@ -231,6 +232,9 @@ pub(super) fn containers_ready(findings: &Findings<'_>) -> Option<CheckVerdict> 
         findings.configurations.iter().any(|one| has_sub_plugin(&one.conf, SubPlugin::ContainerExclude));
     if !is_configured && !is_excluding(findings) {
         return None;
+    }
+    if let Some(because) = findings.obstacle(&["kernel-rules"]) {
+        return Some(because);
     }
     let kernel = try_container_rules().map(|()| "rules by control group were committed and read back");
     let node = CheckVerdict::merged([CheckVerdict::of(kernel, MODULES), cgroups(findings.target)]);
@@ -322,7 +326,8 @@ mod tests {
 
     #[test]
     fn a_proxy_of_another_uid_is_named() {
-        let found = user(&[(15001, 7)], &Redirect::default()).found;
-        assert!(found.contains("UID 7") && found.contains("1337"), "{found}");
+        // A listener of each thread, for IPv4 and IPv6.
+        let found = user(&[(15001, 7), (15001, 7)], &Redirect::default()).found;
+        assert!(found.matches("UID 7").count() == 1 && found.contains("1337"), "{found}");
     }
 }
