@@ -104,7 +104,10 @@ write_facts() {
     mkdir -p "$work/manifests" "$objects/shop/pods/web-0" "$definitions/network-attachment-definitions"
     tee "$work/manifests/pod.json" >"$objects/shop/pods/web-0.json" <<<"$pod"
     tee "$work/manifests/namespace.json" >"$objects/shop.json" <<<"$namespace"
-    jq '{ metadata: { resourceVersion: "1" }, items: [ . ] }' <<<"$pod" >"$work/api/api/v1/pods.json"
+    # The second pod has no sidecar.
+    jq '{ metadata: { resourceVersion: "1" }, items: [ ., (.metadata.name = "plain" | .metadata.annotations = {}
+        | .metadata.uid |= sub(".$"; "2") | del(.spec.initContainers, .spec.containers[1])) ] }' \
+        <<<"$pod" >"$work/api/api/v1/pods.json"
     jq '{ metadata: { resourceVersion: "1" }, items: [ . ] }' <<<"$namespace" >"$work/api/api/v1/namespaces.json"
     tee "$objects/shop/pods/web-0/status.json" >"$objects/shop/events.json" <<<'{}'
     jq -n '{ apiVersion: "k8s.cni.cncf.io/v1", kind: "NetworkAttachmentDefinition",
@@ -177,9 +180,12 @@ start_agent() {
     exec 4<&-
 }
 
-# cni COMMAND NAMESPACE PROGRAM…: runs a program with the environment in which Multus runs the plugin.
+# cni COMMAND NAMESPACE PROGRAM…: runs a program with the environment in which Multus runs the plugin. NAMESPACE can be
+# NAMESPACE/POD.
 cni() {
-    local command=$1 arguments="K8S_POD_NAMESPACE=$2;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=$netns;K8S_POD_UID=$pod_uid"
+    local command=$1 namespace=${2%/*} name=web-0 uid=$pod_uid arguments
+    [[ $2 != */* ]] || name=${2#*/} uid="${pod_uid%?}2"
+    arguments="K8S_POD_NAMESPACE=$namespace;K8S_POD_NAME=$name;K8S_POD_INFRA_CONTAINER_ID=$netns;K8S_POD_UID=$uid"
     shift 2
     env -i PATH= \
         CNI_COMMAND="$command" CNI_CONTAINERID="$netns" CNI_NETNS="/var/run/netns/$netns" \

@@ -163,12 +163,21 @@ struct ValidateArguments {
     /// File to check; - is stdin
     #[arg(value_name = "FILE")]
     file: PathBuf,
+    /// Directory with executables of the sub-plugin chain, beside kubernetes.cni_bin_dir; may be repeated
+    #[arg(long = "bin-dir", value_name = "DIR")]
+    bin_dirs: Vec<PathBuf>,
     #[command(flatten)]
     output: OutputArguments,
 }
 
 fn run_validate(arguments: &ValidateArguments) -> Result<CommandOutput, CommandError> {
-    let is_installed = |conf: &NetConf, kind: &str| is_program(conf.kubernetes.cni_bin_dir.iter().cloned(), kind);
+    let is_installed = |conf: &NetConf, kind: &str| {
+        is_program(arguments.bin_dirs.iter().chain(&conf.kubernetes.cni_bin_dir).cloned(), kind)
+    };
+    for directory in &arguments.bin_dirs {
+        let failed = |why| CommandError::usage(format!("--bin-dir {}: {why}", directory.display()));
+        std::fs::metadata(directory).map_err(failed)?;
+    }
     let text = read_text(&arguments.file)?;
     // A user who can't read it validates the file alone.
     let node = node::read(NODE_CONFIGURATION, Path::new(NODE_CONFIGURATION)).ok().flatten();
