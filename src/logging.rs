@@ -4,7 +4,6 @@
 use crate::printable;
 use crate::streams::Stderr;
 use crate::trusted_file::append_below;
-use k8s_openapi::jiff::Timestamp;
 use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
@@ -16,6 +15,8 @@ use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 /// The directory of log files. Other paths are refused, since the author of a configuration could append to any file
 /// of the node.
@@ -108,7 +109,10 @@ impl Log {
     }
 
     fn line(&self, level: Level, fields: &EventFields) -> String {
-        let mut line = format!("time={:.6} level={}", Timestamp::now(), level.as_str().to_ascii_lowercase());
+        let mut line = "time=".to_owned();
+        // Writing to a string can't fail.
+        let _ = SystemTime.format_time(&mut Writer::new(&mut line));
+        line += &format!(" level={}", level.as_str().to_ascii_lowercase());
         add_pair(&mut line, "msg", &fields.message, MAX_MESSAGE_BYTES);
         [&line, &fields.others, &self.context, "\n"].concat()
     }

@@ -1,5 +1,5 @@
 //! Escapes text from other sources, so that terminals display it and do not interpret it: names in a pod, Events, log
-//! lines, messages of other plugins, manifests.
+//! lines, messages of other plugins, manifests. Also removes secrets ([`without_secrets`]).
 //!
 //! Everything that this program prints for people is a [`Text`]. It is the only type that `main` writes to stdout and
 //! stderr, and the only code that writes colors.

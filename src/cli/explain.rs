@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 const EXPLAIN_EXAMPLES: &str = "\
 Examples:
-  kubectl get pod -n shop web-0 -o yaml | detour explain -f - --config istio-cni.conf
+  kubectl get pod -n shop web-0 -o yaml | detour explain -f - --config FILE
   istioctl kube-inject -f web.yaml | detour explain -f - deployment/web
         explain a pod template (Deployment, CronJob, ...) in the file; without a name, all of them
   detour explain -f pod.yaml --rules nft | nft --check -f -
@@ -27,7 +27,7 @@ Examples:
 
 const TRACE_EXAMPLES: &str = "\
 Examples:
-  detour trace -f pod.yaml --config istio-cni.conf --from uid=1337 --to 10.96.0.10:53/udp
+  detour trace -f pod.yaml --config FILE --from container=vault-agent-init --to 10.96.0.10:53/udp
   detour trace -f pod.yaml --from container=web --to '[2001:db8::1]:443/tcp' -o json
   detour trace --live -n shop web-0 --from container=vault-agent-init --to 10.88.0.2:8200/tcp";
 

@@ -43,8 +43,8 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  detour explain -f pod.yaml --config istio-cni.conf    show what happens to the pod's traffic
-  detour trace -f pod.yaml --from uid=1337 --to 10.96.0.10:53/udp
+  detour explain -f pod.yaml --config FILE              show what happens to the pod's traffic
+  detour trace -f pod.yaml --config FILE --from container=vault-agent-init --to 10.96.0.10:53/udp
                                                         follow one packet through the rules
   detour doctor -n shop web-0                           find the cause of a problem with a pod
   detour install --dry-run --kubeconfig FILE            show what would change on this node

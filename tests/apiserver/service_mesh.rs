@@ -177,7 +177,9 @@ fn injected(name: &str, new_name: &str) -> Value {
 #[test]
 fn the_guide_beside_the_operator_migrates_and_goes_back() {
     let cluster = Cluster::start();
-    let [create, install, patch, restart] = &blocks("## Beside IstioCNI", "sh")[..] else { panic!("four blocks") };
+    let [create, install, patch, restart, explain] = &blocks("## Beside IstioCNI", "sh")[..] else {
+        panic!("five blocks")
+    };
     cluster.follow(create);
     let (owner, uid) = cluster.owner();
     assert_eq!(owner, "istio-cni");
@@ -187,6 +189,23 @@ fn the_guide_beside_the_operator_migrates_and_goes_back() {
     cluster.follow(install);
     assert_eq!(cluster.definition(), before);
     assert!(cluster.admin.get(&definition_of("default", "excludedns")).is_ok());
+    let chain = || {
+        let metadata = json!({"name": "excludedns-detour-agent", "namespace": "kube-system"});
+        let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
+        let data = cluster.admin.get(&map).expect("rendered")["data"].clone();
+        let of = |key: &str| -> Value { serde_json::from_str(data[key].as_str().expect("text")).expect("JSON") };
+        assert_eq!(of("attachments.json"), json!([{"name": "excludedns"}]), "it has the chain of config.json");
+        of("config.json")["chain"].clone()
+    };
+    let by_uid = chain();
+    let [values] = &blocks("## Beside IstioCNI", "yaml")[..] else { panic!("one block") };
+    let file = cluster.programs.join("containers.yaml");
+    fs::write(&file, values).expect("writable");
+    cluster.follow(&format!("{install} -f {}", file.display()));
+    assert_eq!(chain(), json!([{"type": "container-exclude"}]), "instead of {by_uid}");
+    assert_eq!(cluster.definition(), before);
+    cluster.follow(install);
+    assert_eq!(chain(), by_uid);
     cluster.follow(patch);
     let istio = json!({"apiVersion": "sailoperator.io/v1", "kind": "Istio", "metadata": {"name": "default"}});
     let injector = &cluster.admin.get(&istio).expect("created")["spec"]["values"]["sidecarInjectorWebhook"];
@@ -203,26 +222,24 @@ fn the_guide_beside_the_operator_migrates_and_goes_back() {
     apply(&cluster.admin, &[account, deployment, injected("no-networks", "web-0")]);
     let networks = cluster.follow(restart);
     assert_eq!([networks], blocks("## Beside IstioCNI", "console")[..]);
-
-    // Definitions of tenants.
-    let bank = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "bank"}});
-    apply(&cluster.admin, &[bank]);
-    let [tenants, sample, explain] = &blocks("## Definitions in tenant namespaces", "sh")[..] else {
-        panic!("three blocks")
-    };
-    cluster.follow(tenants);
-    cluster.follow(sample);
-    for (namespace, name) in
-        [("shop", "excludedns"), ("bank", "excludedns"), ("default", "excludedns"), ("shop", "istio-cni")]
-    {
-        assert!(cluster.admin.get(&definition_of(namespace, name)).is_ok(), "{namespace}/{name}");
-    }
     let report = cluster.follow(explain);
     for line in [
         "Pod shop/web-0 is not redirected: istio-redirect is not in the sub-plugin chain",
         "  uid 1337  everything to anywhere  configuration, default chain[0] of type excludedns",
     ] {
         assert!(report.lines().any(|found| found == line), "{line}: {report}");
+    }
+
+    // Definitions of tenants.
+    let bank = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "bank"}});
+    apply(&cluster.admin, &[bank]);
+    let [tenants, sample] = &blocks("## Definitions in tenant namespaces", "sh")[..] else { panic!("two blocks") };
+    cluster.follow(tenants);
+    cluster.follow(sample);
+    for (namespace, name) in
+        [("shop", "excludedns"), ("bank", "excludedns"), ("default", "excludedns"), ("shop", "istio-cni")]
+    {
+        assert!(cluster.admin.get(&definition_of(namespace, name)).is_ok(), "{namespace}/{name}");
     }
 
     let [remove] = &blocks("### Remove the attachment", "sh")[..] else { panic!("one block") };

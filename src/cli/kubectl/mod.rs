@@ -45,7 +45,7 @@ Examples:
   kubectl detour check                                  check the installation on all nodes
   kubectl detour audit -A                               list the pods that bypass the mesh
   kubectl detour explain -n shop web-0                  show what happens to the pod's traffic
-  kubectl detour trace -n shop web-0 --from uid=1337 --to 10.96.0.10:53/udp
+  kubectl detour trace -n shop web-0 --from container=vault-agent-init --to 10.96.0.10:53/udp
   kubectl detour rules -n shop web-0                    compare live rules with desired ones
   kubectl detour doctor -n shop web-0                   find the cause of a problem with a pod";
 

@@ -1,5 +1,5 @@
-//! Results of ADD: parsed from and written in the format of each protocol version, and the combination of the results of
-//! several attachments.
+//! Results of ADD: parsed from and written in the format of each protocol version, and how the results of several
+//! attachments are merged.
 
 mod read;
 mod write;
