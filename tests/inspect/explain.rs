@@ -167,6 +167,18 @@ fn every_decision_is_explained() {
     }
 }
 
+/// Programs that read the report depend on the codes.
+#[test]
+fn the_warnings_of_each_case_have_their_codes() {
+    let line = |case: &Case| {
+        let report = case.explain(&["-o", "json"]).parsed();
+        let warnings = report["warnings"].as_array().expect("a list").iter();
+        let codes: Vec<&str> = warnings.map(|warning| warning["code"].as_str().expect("a code")).collect();
+        (!codes.is_empty()).then(|| format!("{}: {}\n", case.name, codes.join(", ")))
+    };
+    compare("warnings of each case", &Case::all().iter().filter_map(line).collect::<String>());
+}
+
 #[test]
 fn json_and_yaml_have_the_same_content() {
     let case = Case::named("warnings");
@@ -279,6 +291,10 @@ fn the_report_about_a_pod_fits_on_a_screen_with_the_answer_first() {
         "{text}"
     );
     assert!(!text.contains("  default\n") && !text.contains("Warnings") && text.contains("--all"), "{text}");
+    // One of several containers with the same UID.
+    let bypass =
+        "\n\nBypasses the sidecar\n  vault-agent-init  all outbound traffic  pod, detour.io/exclude-containers\n\n";
+    assert!(text.contains(bypass), "{text}");
     let place = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
     assert!(place("Bypasses the sidecar") < place("Init containers"), "{text}");
     assert!(place("Init containers") < place("Settings that differ"), "{text}");

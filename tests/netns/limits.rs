@@ -114,6 +114,16 @@ fn foreign_jumps_to_detours_chains_are_limited() {
 }
 
 #[test]
+fn rules_in_other_tables_do_not_count_toward_the_limit() {
+    let (world, configuration) = attached();
+    world.nft(&format!("table inet mine {{ chain c {{ }}\n}}\n{}", "add rule inet mine c accept\n".repeat(21_000)));
+    for verb in ["CHECK", "ADD", "DEL"] {
+        call(&world, verb, &configuration).done();
+    }
+    assert_eq!(rules_of(&world), (0, 0));
+}
+
+#[test]
 fn del_succeeds_with_more_policy_rules_than_are_read() {
     let world = World::new(Families::V4);
     let configuration = exclude_1337(&story(&world, Dns::Left, &[("sidecar.istio.io/interceptionMode", "TPROXY")]));

@@ -82,6 +82,28 @@ fn committed_rules_equal_those_that_iptables_writes() {
     policies().iter().for_each(|(name, policy)| assert_equals_iptables(name, policy));
 }
 
+/// iptables compares the bytes of matches and targets, of which iptables-save shows only the meaning.
+#[test]
+fn iptables_finds_every_committed_rule() {
+    for (_, policy) in policies() {
+        let ruleset = Ruleset::of(&policy, &Family::ALL);
+        in_new_netns(move || {
+            commit(&Ruleset::default(), &ruleset, &CreatedTables::default());
+            for ((family, table), rules) in &ruleset.tables {
+                let program = if *family == Family::Ip { "iptables" } else { "ip6tables" };
+                let hooks = rules.hooks.iter().map(|(hook, rules)| (hook.chain(), rules));
+                let chains = rules.chains.iter().map(|(chain, rules)| (&**chain, rules));
+                for (chain, rule) in
+                    hooks.chain(chains).flat_map(|(chain, rules)| rules.iter().map(move |r| (chain, r)))
+                {
+                    let arguments = format!("-t {} -C {chain} {}", table.name(), rule.iptables_text());
+                    tool(program, &arguments.split(' ').collect::<Vec<_>>(), "");
+                }
+            }
+        });
+    }
+}
+
 /// Random policies from few ports, addresses and owners, so that their parts overlap.
 fn any_policy() -> impl Strategy<Value = Policy> {
     prop::collection::vec(any::<u8>(), 0..400).prop_map(|choices| drawn::policy(&mut Choices::new(&choices)))

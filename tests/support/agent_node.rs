@@ -70,11 +70,9 @@ impl AgentNode<'_> {
 
     /// Returns the messages of the Events about a pod with this reason.
     pub(crate) fn events(&self, pod: &NodePod, reason: &str) -> Vec<String> {
-        let mut bodies = self.api.bodies();
-        bodies.retain(|body| body["reason"] == reason && body["involvedObject"]["uid"] == pod.uid);
-        // A slow request is sent twice.
-        bodies.dedup();
-        bodies.iter().map(|body| body["message"].as_str().expect("text").to_owned()).collect()
+        let mut events = self.api.events();
+        events.retain(|event| event["reason"] == reason && event["involvedObject"]["uid"] == pod.uid);
+        events.iter().map(|event| event["message"].as_str().expect("text").to_owned()).collect()
     }
 
     /// Waits for an Event about a pod with this reason whose message contains `part`. Returns the message.

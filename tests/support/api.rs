@@ -2,6 +2,7 @@
 //! watched; what is written is taken. Every request is counted.
 
 use super::server::{Answer, Request, Server};
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -158,6 +159,21 @@ impl Api {
     /// What was written so far.
     pub(crate) fn bodies(&self) -> Vec<Value> {
         self.bodies_of("")
+    }
+
+    /// The Events that were written so far. An agent on a busy machine sends an Event again, with the current time, if it was
+    /// not accepted within 2 s; both count as one.
+    pub(crate) fn events(&self) -> Vec<Value> {
+        let mut events = self.bodies_of("POST /api/v1/namespaces/shop/events");
+        let sent =
+            |event: &Value| event["firstTimestamp"].as_str().expect("text").parse::<Timestamp>().expect("a time");
+        let is_same = |later: &Value, earlier: &Value| {
+            ["involvedObject", "reason", "message"].iter().all(|key| later[key] == earlier[key])
+        };
+        events.dedup_by(|later, earlier| {
+            is_same(later, earlier) && sent(later).as_second() - sent(earlier).as_second() >= 2
+        });
+        events
     }
 
     /// What was written so far with requests that start with `start`.
