@@ -194,7 +194,7 @@ fn cut(value: &str, room: usize) -> Cow<'_, str> {
     end.map_or(Cow::Borrowed(value), |(end, _)| Cow::Owned(format!("{}…", &value[..end])))
 }
 
-/// What the events of one call tell, at any log level.
+/// What was collected from the events of one call, at any log level.
 #[derive(Debug, Default)]
 pub struct Collected {
     /// The first warnings.

@@ -358,7 +358,7 @@ pub(super) fn encodes_as(expected: &[Expression<'_>], encode: impl FnOnce(&mut d
 }
 
 impl<'a> NftVerdict<'a> {
-    /// Returns the verdict of a target; `None` if it is none.
+    /// Returns the verdict of a target; `None` for a target that is not a verdict.
     pub(super) fn of(target: &'a Target) -> Option<Self> {
         let (code, chain) = match target {
             Target::Accept => (NF_ACCEPT, None),

@@ -42,8 +42,9 @@ static PRODUCTS: [Product; 2] = [
 #[must_use]
 pub fn products(root: &Path) -> Option<Vec<&'static Product>> {
     // An agent's container has no mount of it; the root directory of the node's first process has it (proc_pid_root(5)).
-    let place = root.join("proc/1/root").join(BPF.trim_start_matches('/'));
-    names_in(&place).ok()?;
+    let of_first_process = root.join("proc/1/root");
+    let places = [&*of_first_process, root].map(|root| root.join(BPF.trim_start_matches('/')));
+    let place = places.into_iter().find(|place| names_in(place).is_ok())?;
     let is_attached = |product: &&Product| {
         let mut names =
             product.directories.iter().flat_map(|directory| names_in(&place.join(directory)).unwrap_or_default());
@@ -64,12 +65,12 @@ mod tests {
             ("sys/fs/bpf/cilium/socketlb/links/cgroup/cil_sock4_connect", Some(0)),
             ("sys/fs/bpf/cilium/socketlb/links/cgroup/cil_sock6_sendmsg", Some(0)),
             ("sys/fs/bpf/cilium/socketlb/links/cgroup/cil_sock_release", None),
-            ("sys/fs/bpf/ctlb/calico_connect_v46", Some(1)),
+            ("proc/1/root/sys/fs/bpf/ctlb/calico_connect_v46", Some(1)),
             ("sys/fs/bpf/calico_connect_v6", Some(1)),
             ("sys/fs/bpf/tc/globals/cali_v4_nat_fe", None),
         ] {
             let root = Directory::new("socket-lb");
-            let path = root.join("proc/1/root").join(pin);
+            let path = root.join(pin);
             fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
             fs::write(path, "").expect("a file");
             let expected: Vec<&Product> = expected.map(|index: usize| &PRODUCTS[index]).into_iter().collect();

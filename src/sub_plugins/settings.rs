@@ -341,8 +341,8 @@ impl WrittenValue<'_> {
         self.of_key(|r, key| {
             let Some(text) = r.string(key)? else { return Ok(None) };
             match values::parse_range(text.trim()) {
-                Some(IpNet::V4(net)) => Ok(Some(net)),
-                _ => Err(rejected(r.place(key), text, "an IPv4 address or CIDR such as 127.0.0.1/32")),
+                Some(IpNet::V4(net)) if net.prefix_len() > 0 => Ok(Some(net)),
+                _ => Err(rejected(r.place(key), text, "an IPv4 address or CIDR such as 127.0.0.1/32, not 0.0.0.0/0")),
             }
         })
     }

@@ -36,7 +36,7 @@ pub(super) fn delegate_timeout(keys: &BlockReader<'_>) -> Result<Duration, Error
     Ok(Duration::from_secs(seconds.into()))
 }
 
-/// Reads the minimum severity of the events that are logged: `log_level`, else istio-cni's `plugin_log_level`.
+/// Reads the minimum severity of the events that are logged: `log_level`, or istio-cni's `plugin_log_level` without it.
 pub(super) fn log_level(reader: &BlockReader<'_>) -> Result<Option<LevelFilter>, Error> {
     let own = log_level_of(reader, "log_level")?;
     if own.is_some() { Ok(own) } else { log_level_of(reader, "plugin_log_level") }

@@ -278,7 +278,7 @@ impl<'a> ExpressionReader<'a> {
                 let Some(Expression::Compare { not, value }) = self.next() else { return None };
                 of(*not, Spans::one(number(value, false)?))
             }
-            Expression::Mask(mask) => {
+            Expression::Mask(mask) if key.is_address() => {
                 let Some(Expression::Compare { not, value }) = self.next() else { return None };
                 let (mask, first) = (number(mask, false)?, number(value, false)?);
                 let last = first | (key.greatest() ^ mask);

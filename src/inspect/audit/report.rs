@@ -75,7 +75,7 @@ pub struct Bypass {
 }
 
 impl AuditReport {
-    /// Adds the report of an agent on a node, or why there is none.
+    /// Adds the report of an agent on a node, or the reason why it is missing.
     pub fn add(&mut self, node: &str, report: Result<Self, String>) {
         match report {
             Ok(Self { pods, checked, .. }) => {

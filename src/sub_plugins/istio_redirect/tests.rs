@@ -105,6 +105,7 @@ fn an_invalid_value_is_rejected_with_its_path() {
         ("dual_stack", json!("yes")),
         ("enable_ipv6", json!(0)),
         ("host_ipv4_loopback_cidr", json!("::1/128")),
+        ("host_ipv4_loopback_cidr", json!("0.0.0.0/0")),
     ] {
         let msg = block(json!({ key: value })).error();
         assert!(msg.starts_with(&format!("chain[0].{key}: ")), "{msg}");

@@ -119,10 +119,16 @@ impl AgentNode<'_> {
     }
 }
 
-/// Returns a sample of the metrics of the agent with this health address.
+/// Waits for a sample of the metrics of the agent with this health address, which may be too busy for an answer.
 pub(crate) fn sample(address: &str, series: &str) -> Option<u32> {
-    let (_, text) = fetch(address, "/metrics");
-    text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?.trim().parse().ok()
+    let mut value = None;
+    until(series, || {
+        let (_, text) = fetch(address, "/metrics");
+        let found = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        value = found.and_then(|found| found.trim().parse().ok());
+        value.is_some()
+    });
+    value
 }
 
 pub(crate) const EXCLUDE_UIDS: &str = "detour.io/exclude-uids";
