@@ -5,6 +5,7 @@ use crate::support::agent_process::{Agent, SETTLED};
 use crate::support::api::NAMESPACES;
 use crate::support::health::fetch;
 use crate::support::node_pod::NodePod as Pod;
+use crate::support::wait::until;
 use crate::support::wait::{DEADLINE, pause};
 use detour_cni::cluster::agent::{PoliciesReport, PolicyCounts, pod_policies};
 use serde_json::{Value, json};
