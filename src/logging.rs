@@ -49,14 +49,15 @@ pub fn start(level: LevelFilter, file: Option<&Path>, context: &[(&str, &str)], 
         Ok(file) => (file, None),
         Err(error) => (None, path.map(|path| (path, error))),
     };
-    let log = Log { level, context: pairs(context), file, call: call.cloned() };
+    let context = context.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let log = Log { level, context, file, call: call.cloned() };
     if let (Ok(()), Some((path, error))) = (tracing::subscriber::set_global_default(log), failure) {
         tracing::warn!(file = %path.display(), %error, "can't open log_file; logging to stderr only");
     }
 }
 
 /// Returns the pairs that have a value.
-fn pairs(context: &[(&str, &str)]) -> String {
+fn pairs(context: &[(String, String)]) -> String {
     let mut pairs = String::new();
     let with_value = context.iter().filter(|(_, value)| !value.is_empty());
     with_value.for_each(|(key, value)| add_pair(&mut pairs, key, value, MAX_CONTEXT_BYTES));
@@ -93,7 +94,7 @@ fn add_pair(line: &mut String, key: &str, value: &str, room: usize) {
 struct Log {
     level: LevelFilter,
     /// The pairs at the end of each line.
-    context: String,
+    context: Vec<(String, String)>,
     file: Option<File>,
     call: Option<CallEvents>,
 }
@@ -114,7 +115,7 @@ impl Log {
         let _ = SystemTime.format_time(&mut Writer::new(&mut line));
         line += &format!(" level={}", level.as_str().to_ascii_lowercase());
         add_pair(&mut line, "msg", &fields.message, MAX_MESSAGE_BYTES);
-        [&line, &fields.others, &self.context, "\n"].concat()
+        [&line, &fields.others, &pairs(&self.context), "\n"].concat()
     }
 }
 
@@ -263,14 +264,14 @@ mod tests {
 
     #[test]
     fn context_without_a_value_is_omitted() {
-        let context = pairs(&[("network", "n"), ("pod", "")]);
+        let context = [("network", "n"), ("pod", "")].map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let line = Log { context, ..log(LevelFilter::INFO, None) }.line(Level::INFO, &EventFields::default());
         assert!(line.ends_with(" level=info msg=\"\" network=n\n"), "{line}");
     }
 
     #[test]
     fn long_values_are_truncated_and_the_context_stays() {
-        let log = Log { context: pairs(&[("pod", "shop/web-0")]), ..log(LevelFilter::INFO, None) };
+        let log = Log { context: vec![("pod".to_owned(), "shop/web-0".to_owned())], ..log(LevelFilter::INFO, None) };
         for value in ["a", "ä b", "\u{1b}", "\n", "\u{10ffff}", "\""] {
             let mut fields = EventFields { message: value.repeat(100_000), ..EventFields::default() };
             let room = MAX_FIELDS_BYTES;
@@ -284,7 +285,7 @@ mod tests {
     }
 
     fn log(level: LevelFilter, call: Option<CallEvents>) -> Log {
-        Log { level, context: String::new(), file: None, call }
+        Log { level, context: Vec::new(), file: None, call }
     }
 
     #[test]
