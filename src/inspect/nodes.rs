@@ -288,9 +288,7 @@ pub fn missing_agent(node: &Value, sets: &[Value]) -> NodeCheck {
             let why = format!("no agent, but DaemonSet {namespace}/{name} selects this node; {next}");
             (NodeResult::Unhealthy, why)
         }
-        None => {
-            (NodeResult::Skipped, "no agent; none is expected, unless a node affinity selects this node".to_owned())
-        }
+        None => (NodeResult::Skipped, "no agent; none is expected, unless by a node affinity".to_owned()),
     };
     let node = node["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     NodeCheck { node, result, reason: Some(reason), ..NodeCheck::default() }

@@ -295,10 +295,9 @@ impl RulesReport {
         let mut line = |text: &str, tone| screen.text(format!("  {text}"), tone);
         self.found_by.iter().for_each(|evidence| line(&format!("found by: {evidence}"), Tone::Faint));
         self.attachments.iter().for_each(|attachment| line(attachment, Tone::Faint));
-        self.ambient
-            .iter()
-            .for_each(|place| line(&format!("istio-cni redirects the pod to ztunnel: {place}"), Tone::Faint));
+        let ambient = |place| format!("istio-cni redirects the pod to ztunnel: {place}");
         let legacy = |table| format!("iptables-legacy {table}: also applies, but its rules can't be read");
+        self.ambient.iter().for_each(|place| line(&ambient(place), Tone::Faint));
         self.legacy.iter().for_each(|table| line(&legacy(table), Tone::Notable));
         self.absent.iter().for_each(|absent| line(absent, Tone::Bad));
     }

@@ -83,11 +83,8 @@ pub(super) fn picked(Findings { target, files, configurations, .. }: &Findings<'
     CheckVerdict::fail(
         format!("runtimes use {name}, whose plugins are {}; detour is in {own}", joined(types)),
         match first.is_multus() {
-            true => "restart Multus, which then copies the cluster network's list with detour into its file".to_owned(),
-            false => format!(
-                "check why the agent on this node does not add detour to that list, or run detour install --chained=true \
-                 --conf-name {name}"
-            ),
+            true => "restart Multus, which then copies the cluster network's list with detour into its file",
+            false => "check why the agent on this node does not add detour to that list, or run detour install again",
         },
     )
 }
@@ -98,7 +95,7 @@ pub(super) fn own_list(findings: &Findings<'_>) -> Option<CheckVerdict> {
     if findings.target.own_lists.is_empty() {
         return None;
     }
-    let obstacle = findings.obstacle(&["configuration-present", "configuration-valid", "configuration-picked"]);
+    let obstacle = findings.obstacle(&["configuration-picked"]);
     if obstacle.is_some() {
         return obstacle;
     }

@@ -94,14 +94,14 @@ impl<'a> Findings<'a> {
         }));
     }
 
-    /// Returns that the first of the checks `needed` that failed or was not checked prevents other checks.
+    /// Returns why other checks can't be made: the first of the checks `needed` that failed, or why it was not made.
     pub(super) fn obstacle(&self, needed: &[&str]) -> Option<CheckVerdict> {
         let reason = |id: &&str| {
             let line = self.lines.iter().find(|line| line.id == *id)?;
             match line.verdict.outcome {
                 CheckOutcome::Pass | CheckOutcome::Warn => None,
                 CheckOutcome::Fail => self.failure(|line| line.id == *id),
-                CheckOutcome::NotChecked => Some(CheckVerdict::not_checked(format!("because {id} was not checked"))),
+                CheckOutcome::NotChecked => Some(CheckVerdict::not_checked(&line.verdict.found)),
             }
         };
         needed.iter().find_map(reason)
@@ -372,7 +372,7 @@ mod tests {
             (CheckOutcome::NotChecked, "because b failed"),
         ];
         assert_eq!(outcomes, wanted);
-        assert_eq!(findings.obstacle(&["c"]), Some(CheckVerdict::not_checked("because c was not checked")));
+        assert_eq!(findings.obstacle(&["c"]), Some(CheckVerdict::not_checked("because b failed")));
         assert_eq!(findings.obstacle(&["a"]), None);
     }
 }

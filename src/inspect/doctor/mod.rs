@@ -41,8 +41,7 @@ checks! {
         "configuration-present" "a configuration calls the plugin" [] configuration::present;
         "configuration-valid" "the plugin accepts the configuration"
             ["configuration-present"] configuration::valid;
-        "configuration-picked" "runtimes use the configuration"
-            ["configuration-present", "configuration-valid"] configuration::picked;
+        "configuration-picked" "runtimes use the configuration" ["configuration-valid"] configuration::picked;
         "own-list" "the own configuration list is a copy of the cluster network's list"
             [] configuration::own_list;
         "multus-chain" "Multus runs the plugins of its auxiliary chain" [] configuration::multus_chain;
@@ -79,10 +78,9 @@ checks! {
         "definition-found" "the definition in the annotation exists" [] pod::definition_found;
         "definition-leads" "the definition leads to a configuration"
             ["definition-found"] pod::definition_leads;
-        "plugin-attached" "the plugin runs for this pod"
-            ["pod-known", "configuration-present", "configuration-valid"] pod::attached;
+        "plugin-attached" "the plugin runs for this pod" ["pod-known", "configuration-valid"] pod::attached;
         "redirected" "the pod's traffic is redirected to its sidecar"
-            ["pod-known", "configuration-present", "configuration-valid"] pod::redirected;
+            ["pod-known", "configuration-valid"] pod::redirected;
         "events" "no Event reports a failed start" ["pod-known"] pod::events;
     }
 
@@ -105,10 +103,8 @@ checks! {
     }
 
     "probe" {
-        "probe-captured" "an application's connection and DNS query reach the proxy"
-            ["netns-found", "rules-equal"] probe::captured;
-        "probe-excluded" "excluded traffic bypasses the proxy"
-            ["netns-found", "rules-equal"] probe::excluded;
+        "probe-captured" "an application's connection and DNS query reach the proxy" ["rules-equal"] probe::captured;
+        "probe-excluded" "excluded traffic bypasses the proxy" ["rules-equal"] probe::excluded;
     }
 
     "policies" {

@@ -30,9 +30,9 @@ pub(super) const INSTALL: &str =
     "run detour install (see detour install --help), or see the log of the agent on this node";
 /// The next step if this process lacks a capability.
 pub(super) const AS_ROOT: &str = "run detour doctor as root on the node, or in the agent's pod";
-/// The next step if the agent does not do its part.
+/// The next step if the agent does not answer.
 const AGENT: &str = "check whether the agent runs on this node: kubectl get pods -A -o wide -l \
-    app.kubernetes.io/component=agent";
+    app.kubernetes.io/component=agent; until then, pods with a sidecar do not start, unless the plugin has a kubeconfig";
 
 /// Returns the paths of the programs: those that configurations name, in each plugin directory, and the installed ones.
 fn programs(Findings { target, configurations, .. }: &Findings<'_>) -> BTreeSet<HostPath> {
@@ -206,7 +206,7 @@ pub(super) fn kubeconfig(findings: &mut Findings<'_>) -> CheckVerdict {
     let named = findings.conf().and_then(|conf| conf.kubernetes.kubeconfig.clone());
     let Some(path) = named.filter(|path| !path.as_os_str().is_empty()) else {
         let none = "no configuration names a kubeconfig: facts come from the agent or from files";
-        let because = findings.obstacle(&["configuration-present", "configuration-valid"]);
+        let because = findings.obstacle(&["configuration-valid"]);
         return because.unwrap_or_else(|| CheckVerdict::not_checked(none));
     };
     let shown = path.display();
@@ -250,10 +250,7 @@ pub(super) fn agent(findings: &mut Findings<'_>) -> CheckVerdict {
     };
     let broken = match ask(conf, &socket) {
         Ok(broken) => broken,
-        Err(error) => {
-            let next = "until then, pods with a sidecar do not start, unless the plugin has a kubeconfig";
-            return CheckVerdict::fail(error.to_string(), format!("{AGENT}; {next}"));
-        }
+        Err(error) => return CheckVerdict::fail(error.to_string(), AGENT),
     };
     findings.policies = broken.is_empty().then(|| pod_policies(&socket, AGENT_TIMEOUT));
     let next = "grant the agent the permissions in SECURITY.md, and see its log; until then, it does not repair pods";

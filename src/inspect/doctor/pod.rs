@@ -79,7 +79,7 @@ pub(super) fn definition_leads(findings: &Findings<'_>) -> Option<CheckVerdict> 
     let subject = findings.subject.as_ref()?;
     of_networks(findings, |SelectedNetwork { name, leads_to }, definition| match (definition, leads_to) {
         (Some(Lookup::Found(definition)), NetworkLead::OnNode) => {
-            if let Some(because) = findings.obstacle(&["configuration-present", "configuration-valid"]) {
+            if let Some(because) = findings.obstacle(&["configuration-valid"]) {
                 return because;
             }
             let found = networks::configuration(definition, &directory(findings.target, subject), &mut Vec::new());

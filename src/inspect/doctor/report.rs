@@ -199,8 +199,11 @@ impl TextReport for Checklist {
             vec![sign, Cell::of(&line.id), Cell::of(&line.checked), Cell::of(&line.verdict.found).tone(Tone::Faint)]
         };
         page.section("Passed", self.with(CheckOutcome::Pass).map(row));
-        let skipped = self.with(CheckOutcome::NotChecked).filter(|line| !is_open(line));
-        let skipped = joined(skipped.map(|line| format!("{} ({})", line.id, line.verdict.found)));
+        let skipped: Vec<_> = self.with(CheckOutcome::NotChecked).filter(|line| !is_open(line)).collect();
+        let of_cause = |lines: &[&ReportLine]| {
+            format!("{} ({})", joined(lines.iter().map(|line| &line.id)), lines[0].verdict.found)
+        };
+        let skipped = joined(skipped.chunk_by(|a, b| a.verdict.found == b.verdict.found).map(of_cause));
         page.section("Not checked", (!skipped.is_empty()).then(|| vec![Cell::of(skipped).tone(Tone::Faint)]));
         let again = |line: &ReportLine| {
             let sign = Cell::of("FAIL").tone(Tone::Bad);

@@ -237,7 +237,7 @@ pub(super) fn containers_bypass(findings: &Findings<'_>) -> Option<CheckVerdict>
     if findings.target.pod.is_none() || !is_excluding(findings) {
         return None;
     }
-    if let Some(because) = findings.obstacle(&["netns-found", "rules-equal"]) {
+    if let Some(because) = findings.obstacle(&["rules-equal"]) {
         return Some(because);
     }
     let (live, _) = findings.live.as_ref()?;
