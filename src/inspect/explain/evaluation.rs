@@ -75,13 +75,10 @@ fn unselected_network(subject: &Subject) -> Option<(String, String)> {
             format!("the pod selects {object}, and no such NetworkAttachmentDefinition is known"),
             format!("select {shared} in annotation {NETWORKS}; if {object} exists, add it: --definitions FILE"),
         ),
-        InstalledNetwork::HasOwn(object, types) => {
-            let types = if types.is_empty() { "none".to_owned() } else { types.join(", ") };
-            (
-                format!("NetworkAttachmentDefinition {object} has its own configuration (plugins: {types})"),
-                format!("remove spec.config of {object}; to explain its configuration, omit --config"),
-            )
-        }
+        InstalledNetwork::HasOwn(object, types) => (
+            format!("NetworkAttachmentDefinition {object} has its own configuration (plugins: {})", types.join(", ")),
+            format!("remove spec.config of {object}; to explain its configuration, omit --config"),
+        ),
         InstalledNetwork::NotSelected => {
             let selected = networks(pod).map(|selections| selections.elements).unwrap_or_default();
             let names = joined(selected.iter().map(|one| &one.object.name));
