@@ -315,17 +315,24 @@ mod tests {
     #[test]
     fn all_formats_escape_control_characters_and_preserve_values() {
         let bad = "x\u{1b}[2J\u{7}\n\u{85}\u{9b}\u{202e}\u{200b}\u{2028}\u{feff}\u{e0041}\\\u{202e}'\": #";
-        let report =
-            Report(json!({"plain": "a: b", "list": [bad, {"deep": format!("{bad}\n")}], "n": [1, null, true]}));
-        for format in [Format::Table, Format::Json, Format::Yaml] {
-            let text = render(&report, format, Screen::plain()).expect("text");
+        let hostile = json!({"plain": "a: b", "list": [bad, {"deep": format!("{bad}\n")}], "n": [1, null, true]});
+        let lines = json!({"lines": "a\nb: c\n", "long": "word ".repeat(40)});
+        for (report, format) in [
+            (&hostile, Format::Table),
+            (&hostile, Format::Json),
+            (&hostile, Format::Yaml),
+            (&lines, Format::Json),
+            (&lines, Format::Yaml),
+        ] {
+            let text = render(&Report(report.clone()), format, Screen::plain()).expect("text");
             assert!(!text.as_str().chars().any(|c| is_interpreted(c) && c != '\n'), "{format:?}: {text}");
+            assert!(!text.as_str().contains("\nb: c"), "{format:?}: {text}");
             let read: Option<Value> = match format {
                 Format::Table => None,
                 Format::Json => serde_json::from_str(text.as_str()).ok(),
                 Format::Yaml => serde_saphyr::from_str(text.as_str()).ok(),
             };
-            assert!(matches!(format, Format::Table) || read.as_ref() == Some(&report.0), "{format:?}: {text}");
+            assert!(matches!(format, Format::Table) || read.as_ref() == Some(report), "{format:?}: {text}");
         }
     }
 }
