@@ -105,7 +105,7 @@ pub fn picture(subject: &Subject, explanation: &Explanation) -> String {
         drawing.area("pod", (x, TOP), (width, height), 14);
         drawing.text("head", (x + 22, TOP + 26), heading, MAX_TEXT);
     }
-    if let Some(redirect) = redirect {
+    if redirect.is_some() {
         // The rows below the sidecar bypass it.
         let captured = rows.iter().filter(|row| row.port.is_some()).count();
         drawing.area("sidecar", (SIDECAR, TOP + 8), (SIDECAR_WIDTH, height_of(captured) - 16), 12);
