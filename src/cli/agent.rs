@@ -2,12 +2,12 @@
 //! sidecar.
 
 use super::cluster::{own_kubeconfig, variable};
-use super::install::{GivenKeys, InstallOptions, agent_namespace, program_digest};
+use super::install::{InstallOptions, agent_namespace, program_digest};
 use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
-use detour_cni::agent::install::{DesiredState, Digest, HostPath, NodeFiles, token_in};
+use detour_cni::agent::install::{DesiredState, Digest, GivenKeys, HostPath, NodeFiles, token_in};
 use detour_cni::agent::{
     DaemonSet, Installation, Job, Metrics, OnExit, PluginToken, PodSettings, RepairMode, Services, run, run_tasks,
 };

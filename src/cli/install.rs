@@ -2,7 +2,7 @@
 
 mod options;
 
-pub(super) use options::{GivenKeys, InstallOptions, agent_namespace, parse_file_name};
+pub(super) use options::{InstallOptions, agent_namespace, parse_file_name};
 
 use super::cluster::NodeArguments;
 use super::output::{CommandError, CommandOutput};

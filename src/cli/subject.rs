@@ -206,9 +206,7 @@ impl NetnsArguments {
         };
         LiveRules::read(&path, &store).map_err(|error| match netns.filter(|_| !path.exists()) {
             Some(name) if is_name(name) => {
-                let live = if command.starts_with("trace") { "--live " } else { "" };
-                let hint =
-                    format!("`ip netns` lists names; to select a pod, use {live}-n NAMESPACE {}", name.display());
+                let hint = format!("`ip netns` lists names; to select a pod, use -n NAMESPACE {}", name.display());
                 CommandError::input(Error { msg: format!("{}; {hint}", error.msg), ..error })
             }
             Some(_) => CommandError::input(error),

@@ -56,12 +56,8 @@ impl ContainerSets {
 
     pub(super) fn write(&self, screen: &mut Screen) {
         screen.heading(&format!("Excluded containers (elements of the sets in {TABLE})"));
-        if self.elements.is_empty() {
-            screen.text("  no element: no container bypasses the sidecar now", Tone::Faint);
-        } else {
-            let titles = ["", "scope", "container", "id", "cgroup", "path"];
-            screen.titled_table(titles, self.elements.iter().map(ElementLine::row));
-        }
+        let titles = ["", "scope", "container", "id", "cgroup", "path"];
+        screen.titled_table(titles, self.elements.iter().map(ElementLine::row));
     }
 }
 
@@ -83,15 +79,9 @@ impl ElementLine {
 
     fn row(&self) -> Vec<Cell> {
         let (label, tone) = if self.foreign { ("foreign", Tone::Notable) } else { (" ", Tone::Plain) };
-        let or_none = |text: &Option<String>| Cell::of(text.as_deref().unwrap_or("-")).tone(tone);
-        vec![
-            Cell::of(label).tone(tone),
-            Cell::of(self.scope.to_string()).tone(tone),
-            or_none(&self.container),
-            or_none(&self.id),
-            Cell::of(self.cgroup.to_string()).tone(tone),
-            or_none(&self.path),
-        ]
+        let (scope, cgroup) = (self.scope.to_string(), self.cgroup.to_string());
+        let [container, id, path] = [&self.container, &self.id, &self.path].map(|text| text.as_deref().unwrap_or("-"));
+        [label, &scope, container, id, &cgroup, path].map(|text| Cell::of(text).tone(tone)).to_vec()
     }
 }
 

@@ -267,9 +267,7 @@ impl AgentPod {
     /// running, one that can enter network namespaces, one that is ready, and the first by release.
     #[must_use]
     pub fn choose(agents: &[Self]) -> Option<&Self> {
-        agents
-            .iter()
-            .min_by_key(|agent| (agent.stopped.is_some(), !agent.enters_pods, !agent.ready, agent.release.clone()))
+        agents.iter().min_by_key(|&agent| (agent.stopped.is_some(), !agent.enters_pods, !agent.ready, &agent.release))
     }
 }
 
@@ -279,20 +277,19 @@ impl AgentPod {
 pub fn missing_agent(node: &Value, sets: &[Value]) -> NodeCheck {
     let labels = &node["metadata"]["labels"];
     let selects = |set: &&Value| {
-        let selector = set["spec"]["template"]["spec"]["nodeSelector"].as_object();
-        is_agent(&set["metadata"]) && selector.into_iter().flatten().all(|(key, value)| labels[key] == *value)
+        let pod = &set["spec"]["template"]["spec"];
+        let mut selector = pod["nodeSelector"].as_object().into_iter().flatten();
+        let is_decisive = is_agent(&set["metadata"]) && !pod["affinity"]["nodeAffinity"].is_object();
+        is_decisive && selector.all(|(key, value)| labels[key] == *value)
     };
-    let has_affinity = |set: &Value| set["spec"]["template"]["spec"]["affinity"]["nodeAffinity"].is_object();
-    let selecting = sets.iter().filter(selects).find(|set| !has_affinity(set));
-    let (result, reason) = match selecting.and_then(|set| object(&set["metadata"])) {
+    let (result, reason) = match sets.iter().find(selects).and_then(|set| object(&set["metadata"])) {
         Some(ObjectRef { namespace, name }) => {
             let next = format!("see kubectl describe daemonset -n {namespace} {name}");
             let why = format!("no agent, but DaemonSet {namespace}/{name} selects this node; {next}");
             (NodeResult::Unhealthy, why)
         }
         None => {
-            let why = "no agent; no DaemonSet of an agent selects this node, or one has a node affinity";
-            (NodeResult::Skipped, why.to_owned())
+            (NodeResult::Skipped, "no agent; none is expected, unless a node affinity selects this node".to_owned())
         }
     };
     let node = node["metadata"]["name"].as_str().unwrap_or_default().to_owned();

@@ -179,9 +179,11 @@ impl RuleLine {
         !matches!(self.mark, Mark::Fine | Mark::Foreign)
     }
 
-    /// Returns the table, the netfilter chain and the text of the rule.
-    pub(super) fn place_and_text(&self) -> [&str; 3] {
-        [&self.table, &self.chain, &self.rule]
+    fn row(&self) -> Vec<Cell> {
+        let (label, tone) = self.mark.label();
+        let count = |n: Option<u64>| Cell::of(n.map_or_else(|| "-".to_owned(), |n| n.to_string())).tone(Tone::Faint);
+        let [label, chain, rule] = [label, &self.chain, &self.rule].map(|text| Cell::of(text).tone(tone));
+        vec![label, count(self.packets), count(self.bytes), chain, rule]
     }
 
     /// Returns a rule that is not [`Mark::Fine`] with its place and its difference, in one line.
@@ -267,18 +269,16 @@ fn marks_and_absent(drift: Vec<Drift>) -> (Marks, Vec<(RuleAt, Mark)>) {
 impl TextReport for RulesReport {
     fn write(&self, screen: &mut Screen) {
         self.write_summary(screen);
-        let all: Vec<&RuleLine> = self.rules.iter().collect();
-        let different: Vec<&RuleLine> = self.rules.iter().filter(|rule| rule.mark != Mark::Fine).collect();
+        let (fine, different): (Vec<&RuleLine>, Vec<_>) = self.rules.iter().partition(|line| line.mark == Mark::Fine);
         let has_differences = self.as_asked == Some(false) && !different.is_empty();
         if has_differences {
             write_tables(screen, "Differences in ", &different);
         }
         if has_differences && !self.all {
-            let rest = all.len() - different.len();
             screen.line(&[Cell::of("")]);
-            screen.text(format!("{rest} other rules are as desired; to list them, use --all"), Tone::Faint);
+            screen.text(format!("{} other rules are as desired; to list them, use --all", fine.len()), Tone::Faint);
         } else {
-            write_tables(screen, "", &all);
+            write_tables(screen, "", &self.rules.iter().collect::<Vec<_>>());
         }
         self.containers.iter().for_each(|sets| sets.write(screen));
     }
@@ -292,36 +292,23 @@ impl RulesReport {
             None => ("no saved state of any attachment: the desired rules are unknown", Tone::Notable),
         };
         screen.labeled(format!("{}:", self.netns), verdict, tone);
-        let evidence = self.found_by.iter().map(|evidence| format!("found by: {evidence}"));
-        let ambient = self.ambient.map(|place| format!("istio-cni redirects the pod to ztunnel: {place}"));
-        for line in evidence.chain(self.attachments.iter().cloned()).chain(ambient) {
-            screen.text(format!("  {line}"), Tone::Faint);
-        }
-        for table in &self.legacy {
-            screen.text(format!("  iptables-legacy {table}: also applies, but its rules can't be read"), Tone::Notable);
-        }
-        for absent in &self.absent {
-            screen.text(format!("  {absent}"), Tone::Bad);
-        }
+        let mut line = |text: &str, tone| screen.text(format!("  {text}"), tone);
+        self.found_by.iter().for_each(|evidence| line(&format!("found by: {evidence}"), Tone::Faint));
+        self.attachments.iter().for_each(|attachment| line(attachment, Tone::Faint));
+        self.ambient
+            .iter()
+            .for_each(|place| line(&format!("istio-cni redirects the pod to ztunnel: {place}"), Tone::Faint));
+        let legacy = |table| format!("iptables-legacy {table}: also applies, but its rules can't be read");
+        self.legacy.iter().for_each(|table| line(&legacy(table), Tone::Notable));
+        self.absent.iter().for_each(|absent| line(absent, Tone::Bad));
     }
 }
 
 /// Writes a table for each table of rules.
 fn write_tables(screen: &mut Screen, heading: &str, rules: &[&RuleLine]) {
-    let row = |rule: &&RuleLine| {
-        let (label, tone) = rule.mark.label();
-        let count = |n: Option<u64>| Cell::of(n.map_or_else(|| "-".to_owned(), |n| n.to_string()));
-        vec![
-            Cell::of(label).tone(tone),
-            count(rule.packets).tone(Tone::Faint),
-            count(rule.bytes).tone(Tone::Faint),
-            Cell::of(&rule.chain).tone(tone),
-            Cell::of(&rule.rule).tone(tone),
-        ]
-    };
     for group in rules.chunk_by(|a, b| a.table == b.table) {
         screen.heading(&format!("{heading}{}", group[0].table));
-        screen.titled_table(["", "packets", "bytes", "chain", "rule"], group.iter().map(row));
+        screen.titled_table(["", "packets", "bytes", "chain", "rule"], group.iter().map(|line| line.row()));
     }
 }
 

@@ -346,7 +346,7 @@ fn pods_without_redirection_are_listed_with_the_reason() {
             "mode-none: not redirected: the interception mode is NONE",
             "not-selected: not redirected: the pod does not select network istio-cni",
             "on-host: not redirected: the pod uses the host network (hostNetwork)",
-            "refused: no sidecar: sidecar.istio.io/inject is false; namespace shop has label istio-injection=enabled",
+            "refused: no sidecar: injection is requested (istio-injection=enabled), but the pod refuses it",
         ];
         assert_eq!(lines.len(), expected.len(), "{lines:#?}");
         for (line, expected) in lines.iter().zip(expected) {

@@ -15,16 +15,14 @@ const KUBELET: &str = "2026-01-01T10:00:02+0000 node-1 kubelet[42]: I0101 10:00:
     UPDATE\" source=\"api\" pods=[\"shop/web-0\"]";
 const OTHER: &str = "2026-01-01T10:00:03+0000 node-1 crio[901]: level=error msg=\"no such image\" pod=shop/db-0";
 
-/// Puts a program in place of `journalctl`, whose journal has these units and these lines, the oldest first.
-fn record(scene: &Scene, units: &[&str], lines: &[&str]) {
+/// Puts a program in place of `journalctl`, whose journal has these lines of the units, the oldest first.
+fn record(scene: &Scene, lines: &[&str]) {
     fs::create_dir_all(scene.path("var/log/journal")).expect("made");
     fs::create_dir_all(scene.path("tools")).expect("made");
-    let units: String = units.iter().map(|unit| format!("{unit}.service\n")).collect();
-    scene.write("tools/units", &format!("{units}session-1.scope\nsshd.service\n"));
     scene.write("tools/lines", &lines.iter().rev().map(|line| format!("{line}\n")).collect::<String>());
     let tools = scene.path("tools").display().to_string();
     let program = format!(
-        "#!/bin/sh\ncase \"$*\" in\n*--field=_SYSTEMD_UNIT*) cat {tools}/units ;;\n\
+        "#!/bin/sh\ncase \"$*\" in\n\
          *--reverse*) echo \"$*\" >{tools}/arguments; cat {tools}/lines ;;\n*) exit 1 ;;\nesac\n"
     );
     write_executable(&scene.path("tools/journalctl"), &program);
@@ -38,54 +36,51 @@ fn checked(scene: &Scene, arguments: &[&str]) -> (String, String, String) {
 }
 
 #[test]
-fn the_units_of_each_distribution_are_read_and_named() {
-    let all: &[&[&str]] = &[
-        &["crio", "kubelet"],
-        &["containerd", "kubelet"],
-        &["docker", "cri-docker", "kubelet"],
-        &["k3s"],
-        &["k3s-agent"],
-        &["rke2-server"],
-        &["rke2-agent"],
-        &["k0scontroller"],
-        &["k0sworker"],
-        &["snap.microk8s.daemon-containerd", "snap.microk8s.daemon-kubelite"],
-        &["crio", "microshift"],
+fn the_units_of_all_distributions_are_read() {
+    let units = [
+        "crio",
+        "containerd",
+        "docker",
+        "cri-docker",
+        "kubelet",
+        "k3s",
+        "k3s-agent",
+        "rke2-server",
+        "rke2-agent",
+        "k0scontroller",
+        "k0sworker",
+        "snap.microk8s.daemon-containerd",
+        "snap.microk8s.daemon-kubelite",
+        "microshift",
     ];
     scene(Plan::new(), |scene| {
-        for units in all {
-            record(scene, units, &[KUBELET, OTHER]);
-            let (outcome, found, _) = checked(scene, &[]);
-            assert_eq!(outcome, "pass", "{found}");
-            assert!(found.starts_with("log lines in the journal of the last day ("), "{found}");
-            let arguments = fs::read_to_string(scene.path("tools/arguments")).expect("it ran");
-            let asked: Vec<&str> = arguments.split(" -u ").skip(1).map(str::trim).collect();
-            assert_eq!(asked.len(), units.len(), "{arguments}");
-            for unit in *units {
-                assert!(asked.contains(unit) && found.contains(unit), "{unit}: {arguments} {found}");
-            }
-            assert!(arguments.contains(&format!("--directory {}", scene.path("var/log/journal").display())));
-        }
+        record(scene, &[KUBELET, OTHER]);
+        let (outcome, found, _) = checked(scene, &[]);
+        assert!(outcome == "pass" && found.starts_with("lines of the last day: 1, the last: "), "{found}");
+        let arguments = fs::read_to_string(scene.path("tools/arguments")).expect("it ran");
+        let asked: Vec<&str> = arguments.split(" -u ").skip(1).map(str::trim).collect();
+        assert_eq!(asked, units, "{arguments}");
+        assert!(arguments.contains(&format!("--directory {}", scene.path("var/log/journal").display())));
     });
 }
 
 #[test]
 fn the_last_line_about_the_pod_decides() {
     scene(Plan::new(), |scene| {
-        record(scene, &["containerd", "kubelet"], &[CRIO, CONTAINERD, OTHER]);
+        record(scene, &[CRIO, CONTAINERD, OTHER]);
         let (outcome, found, next) = checked(scene, &[]);
         assert!(outcome == "fail" && found.contains("failed to find plugin"), "{found}");
         assert_eq!(next, "see the reason in the message");
-        record(scene, &["containerd", "kubelet"], &[CONTAINERD, KUBELET, OTHER]);
+        record(scene, &[CONTAINERD, KUBELET, OTHER]);
         let (outcome, found, _) = checked(scene, &[]);
-        assert!(outcome == "pass" && found.contains("): 2, the last: ") && found.contains("SyncLoop"), "{found}");
-        record(scene, &["containerd", "kubelet"], &[OTHER]);
+        assert!(outcome == "pass" && found.contains(": 2, the last: ") && found.contains("SyncLoop"), "{found}");
+        record(scene, &[OTHER]);
         let (outcome, found, _) = checked(scene, &[]);
-        let expected = "the journal of the last day (containerd, kubelet) has no line about this pod";
+        let expected = "the journal of the last day has no line about this pod";
         assert_eq!((outcome.as_str(), found.as_str()), ("pass", expected));
         // Pods whose name begins with that of the pod, or with its name in another namespace.
         let others = [CONTAINERD.replace("web-0", "web-01"), CONTAINERD.replace("shop", "bank")];
-        record(scene, &["containerd", "kubelet"], &[&others[0], &others[1], OTHER]);
+        record(scene, &[&others[0], &others[1], OTHER]);
         let (outcome, found, _) = checked(scene, &[]);
         assert_eq!((outcome.as_str(), found.as_str()), ("pass", expected));
     });
@@ -96,7 +91,7 @@ fn more_than_the_limit_of_the_journal_is_cut_at_the_oldest_lines() {
     scene(Plan::new(), |scene| {
         let old = format!("{CONTAINERD} {}", "x".repeat(1000));
         let lines: Vec<&str> = std::iter::repeat_n(old.as_str(), 6000).chain([KUBELET]).collect();
-        record(scene, &["containerd"], &lines);
+        record(scene, &lines);
         let (outcome, found, _) = checked(scene, &[]);
         assert!(outcome == "pass" && found.contains("SyncLoop"), "{found}");
     });
@@ -105,7 +100,7 @@ fn more_than_the_limit_of_the_journal_is_cut_at_the_oldest_lines() {
 #[test]
 fn without_journalctl_or_entries_the_line_shows_what_to_run() {
     scene(Plan::new(), |scene| {
-        record(scene, &[], &[]);
+        record(scene, &[]);
         let (outcome, found, next) = checked(scene, &[]);
         assert_eq!(
             (outcome.as_str(), next.as_str()),
@@ -128,7 +123,7 @@ fn terminals_do_not_act_on_text_of_others_and_no_secret_is_shown() {
     plan.cluster.events = vec![event("FailedCreatePodSandBox", &format!("failed {hostile} password=s3cr3t"))];
     scene(plan, |scene| {
         let text = format!("{} sent Bearer {planted} to http://u:s3cr3t@host", hostile.replace('\n', ""));
-        record(scene, &["containerd"], &[&format!("node-1 containerd[77]: level=error msg=\"{text}\" pod=shop/web-0")]);
+        record(scene, &[&format!("node-1 containerd[77]: level=error msg=\"{text}\" pod=shop/web-0")]);
         scene.netns.within(|| {
             let iptables = |arguments: &[&str]| {
                 let status = Command::new("iptables").args(["-t", "nat"]).args(arguments).status();

@@ -21,7 +21,9 @@ pub use plan::{
 };
 pub use reconcile::{changed, reconcile, undo};
 pub use record::{Digest, FileRecord, InstallRecord, Role};
-pub use settings::{Entry, PLATFORMS, Platform, default_chain, kubeconfig, server_url, token_in};
+pub use settings::{
+    Attachment, Entry, GivenKeys, PLATFORMS, Platform, default_chain, kubeconfig, server_url, token_in,
+};
 
 use std::io::{self, ErrorKind};
 
@@ -44,6 +46,9 @@ pub enum InstallError {
     /// The plugin would reject the configuration.
     #[error("invalid plugin configuration: {0}")]
     Configuration(String),
+    /// The administrator's keys are invalid.
+    #[error("{0}")]
+    Given(String),
 }
 
 impl InstallError {

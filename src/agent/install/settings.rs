@@ -1,13 +1,14 @@
-//! What an installation writes, and where: the texts of the plugin's configuration, of the node configuration and of the
+//! What an installation writes, and where: the administrator's keys, the texts of the plugin's configuration and of the
 //! kubeconfig, and the directories of each platform.
 
 use super::InstallError;
-use crate::cni::{CniCommand, NetConf, POD_ANNOTATIONS, PROGRAM, closest};
+use crate::cni::{CniCommand, NetConf, POD_ANNOTATIONS, PROGRAM, closest, is_dns_subdomain, unknown_key};
 use crate::host_path::HostPath;
 use crate::sub_plugins::SubPlugin;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
 
@@ -87,6 +88,92 @@ impl Entry {
     pub fn only_excludes(&self) -> bool {
         let excludes = |block| SubPlugin::of(block).is_some_and(|known| known != SubPlugin::IstioRedirect);
         self.conf.chain.iter().all(excludes)
+    }
+}
+
+/// The administrator's keys of the plugin's configurations.
+#[derive(Debug, Clone, Default)]
+pub struct GivenKeys {
+    /// The keys of `--config`.
+    pub config: Map<String, Value>,
+    /// The attachments of `--attachments`.
+    pub attachments: Vec<Attachment>,
+}
+
+/// An attachment: a configuration file of its own, for a network that pods select.
+#[derive(Debug, Clone)]
+pub struct Attachment {
+    /// The name of the network and of the NetworkAttachmentDefinition.
+    pub name: String,
+    /// The keys that override those of `--config`.
+    pub keys: Map<String, Value>,
+}
+
+impl GivenKeys {
+    /// Adds the keys of `--config`. `place` names the file in errors, and `names` are those of the installed program.
+    ///
+    /// # Errors
+    /// The text is not a JSON object, or the program is not installed under the name in its key `type`.
+    pub fn add_config(&mut self, text: &[u8], place: &str, names: &[&str]) -> Result<(), InstallError> {
+        self.config = json_of(text, place, "a JSON object")?;
+        check_type(&self.config, place, names)
+    }
+
+    /// Adds the attachments of `--attachments`; the arguments are those of [`Self::add_config`].
+    ///
+    /// # Errors
+    /// The text is not a JSON array of objects, or a name or key of an attachment is invalid.
+    pub fn add_attachments(&mut self, text: &[u8], place: &str, names: &[&str]) -> Result<(), InstallError> {
+        let all: Vec<Map<String, Value>> = json_of(text, place, "a JSON array of objects")?;
+        for (i, mut keys) in all.into_iter().enumerate() {
+            let place = format!("{place}: [{i}]");
+            let name = keys.shift_remove("name").unwrap_or_default();
+            let Some(name) = name.as_str().filter(|name| is_dns_subdomain(name)).map(str::to_owned) else {
+                let what = "expected the name of a NetworkAttachmentDefinition";
+                return Err(InstallError::Given(format!("{place}.name: {what}, got {name}")));
+            };
+            if self.attachments.iter().any(|other| other.name == name) {
+                let why = format!("{place}.name: {name:?} occurs twice; each attachment needs its own");
+                return Err(InstallError::Given(why));
+            }
+            check_type(&keys, &place, names)?;
+            if let Some(problem) = unknown_key(&keys) {
+                return Err(InstallError::Given(format!("{place}: {problem}")));
+            }
+            self.attachments.push(Attachment { name, keys });
+        }
+        Ok(())
+    }
+
+    /// Returns the name of the network in the configuration file of the installation: the key `name` of `--config`, or
+    /// that of Istio's NetworkAttachmentDefinition.
+    ///
+    /// # Errors
+    /// The name is not a text, or no such file `is_written`.
+    pub fn network(&self, is_written: bool) -> Result<String, InstallError> {
+        let why = match self.config.get("name").filter(|name| !name.is_null()) {
+            None => return Ok("istio-cni".to_owned()),
+            Some(Value::String(name)) if is_written => return Ok(name.clone()),
+            Some(_) if is_written => "expected a text",
+            Some(_) => "it has an effect only with --chained=false and without --attachments; remove the key",
+        };
+        Err(InstallError::Given(format!("--config: name: {why}")))
+    }
+}
+
+fn json_of<T: DeserializeOwned>(text: &[u8], place: &str, expected: &str) -> Result<T, InstallError> {
+    serde_json::from_slice(text).map_err(|error| InstallError::Given(format!("{place}: expected {expected}: {error}")))
+}
+
+/// Checks that the program is installed under the name that a configuration's type requires.
+fn check_type(keys: &Map<String, Value>, place: &str, names: &[&str]) -> Result<(), InstallError> {
+    match keys.get("type").and_then(Value::as_str) {
+        Some(kind) if !names.contains(&kind) => {
+            let names = names.join(" or ");
+            let next = format!("add --name {kind}, or remove the key");
+            Err(InstallError::Given(format!("{place}: type: expected {names}, got {kind:?}; {next}")))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -4,23 +4,22 @@
 use super::PROGRAM_FILE;
 use crate::cli::cluster::{NodeArguments, own_kubeconfig, variable};
 use crate::cli::output::CommandError;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{
-    CHAIN_FILE, Content, DesiredFile, DesiredState, Digest, Entry, HostPath, ListEntry, NodeFiles, PROGRAM, Platform,
-    Role, kubeconfig, server_url,
+    Attachment, CHAIN_FILE, Content, DesiredFile, DesiredState, Digest, Entry, GivenKeys, HostPath, ListEntry,
+    NodeFiles, PROGRAM, Platform, Role, kubeconfig, server_url,
 };
 use detour_cni::cluster::{Api, KubeconfigSummary};
 use detour_cni::cni::{
     AUTO_DIALECT, GROUP_FILE, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf, RuleFormat,
-    is_dns_subdomain, primary_in_attachment, unknown_key,
+    primary_in_attachment,
 };
 use detour_cni::inspect::kubeconfig_warning;
 use detour_cni::plugin::probe::needed_format;
 use detour_cni::plugin::{TargetNode, validate};
 use detour_cni::trusted_file::{read, read_trusted};
-use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::env;
 use std::path::{Path, PathBuf};
@@ -35,8 +34,6 @@ const DEFAULT_EXCLUDED: [&str; 2] = ["istio-system", "kube-system"];
 /// Limit for each file of an administrator or of a service account.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The name of the network, unless `--config` sets one: that of Istio's NetworkAttachmentDefinition.
-const DEFAULT_NETWORK: &str = "istio-cni";
 /// The desired installation.
 #[derive(Debug, Clone, Args)]
 pub(in crate::cli) struct InstallOptions {
@@ -311,14 +308,14 @@ impl InstallOptions {
     /// Reads the files of `--config` and `--attachments`.
     pub(in crate::cli) fn given_keys(&self) -> Result<GivenKeys> {
         let (mut given, names) = (GivenKeys::default(), self.program_names());
+        let text = |path, place: &str| read(path, MAX_FILE).with_context(|| format!("can't read {place}"));
         if let Some(path) = &self.config {
             let place = format!("--config {}", path.display());
-            given.config = contents(path, &place, "a JSON object")?;
-            check_type(&given.config, &place, &names)?;
+            given.add_config(&text(path, &place)?, &place, &names)?;
         }
         if let Some(path) = &self.attachments {
             let place = format!("--attachments {}", path.display());
-            given.attachments = parse(contents(path, &place, "a JSON array of objects")?, &place, &names)?;
+            given.add_attachments(&text(path, &place)?, &place, &names)?;
         }
         Ok(given)
     }
@@ -357,72 +354,4 @@ impl InstallOptions {
 /// Returns the namespace of the agent's pods.
 pub(in crate::cli) fn agent_namespace() -> Option<String> {
     variable("POD_NAMESPACE")
-}
-
-/// The administrator's keys of the plugin's configurations.
-#[derive(Debug, Clone, Default)]
-pub(in crate::cli) struct GivenKeys {
-    /// The keys of `--config`.
-    config: Map<String, Value>,
-    /// The attachments of `--attachments`.
-    attachments: Vec<Attachment>,
-}
-
-/// An attachment: a configuration file of its own, for a network that pods select.
-#[derive(Debug, Clone)]
-struct Attachment {
-    /// The name of the network and of the NetworkAttachmentDefinition.
-    name: String,
-    /// The keys that override those of `--config`.
-    keys: Map<String, Value>,
-}
-
-impl GivenKeys {
-    /// Returns the name of the network in the configuration file of the installation: the key `name` of `--config`.
-    /// Without such a file, the key is rejected.
-    fn network(&self, is_written: bool) -> Result<String> {
-        match self.config.get("name").filter(|name| !name.is_null()) {
-            None => Ok(DEFAULT_NETWORK.to_owned()),
-            Some(name) if is_written => Ok(name.as_str().context("--config: name: expected a text")?.to_owned()),
-            Some(_) => bail!(
-                "--config: name: it has an effect only with --chained=false and without --attachments; remove the key"
-            ),
-        }
-    }
-}
-
-fn contents<T: DeserializeOwned>(path: &Path, place: &str, expected: &str) -> Result<T> {
-    let text = read(path, MAX_FILE).with_context(|| format!("can't read {place}"))?;
-    serde_json::from_slice(&text).with_context(|| format!("{place}: expected {expected}"))
-}
-
-fn parse(all: Vec<Map<String, Value>>, place: &str, names: &[&str]) -> Result<Vec<Attachment>> {
-    let mut attachments: Vec<Attachment> = Vec::new();
-    for (i, mut keys) in all.into_iter().enumerate() {
-        let name = keys.shift_remove("name").unwrap_or_default();
-        let Some(name) = name.as_str().filter(|name| is_dns_subdomain(name)).map(str::to_owned) else {
-            bail!("{place}: [{i}].name: expected the name of a NetworkAttachmentDefinition, got {name}");
-        };
-        ensure!(
-            attachments.iter().all(|other| other.name != name),
-            "{place}: [{i}].name: {name:?} occurs twice; each attachment needs its own"
-        );
-        check_type(&keys, &format!("{place}: [{i}]"), names)?;
-        if let Some(problem) = unknown_key(&keys) {
-            bail!("{place}: [{i}]: {problem}");
-        }
-        attachments.push(Attachment { name, keys });
-    }
-    Ok(attachments)
-}
-
-/// Checks that the program is installed under the name that a configuration's type requires.
-fn check_type(keys: &Map<String, Value>, place: &str, names: &[&str]) -> Result<()> {
-    match keys.get("type").and_then(Value::as_str) {
-        Some(kind) if !names.contains(&kind) => {
-            let names = names.join(" or ");
-            bail!("{place}: type: expected {names}, got {kind:?}; add --name {kind}, or remove the key")
-        }
-        _ => Ok(()),
-    }
 }

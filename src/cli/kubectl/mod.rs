@@ -83,10 +83,11 @@ fn command(host: &str) -> Command {
         let is_of_node = argument.get_help_heading() == Some(ON_NODE);
         argument.hide(is_of_node)
     };
-    ["explain", "trace", "rules", "doctor"].into_iter().fold(
+    // With -f, a file has the pod.
+    [("explain", "[POD]"), ("trace", "[POD]"), ("rules", "POD"), ("doctor", "POD")].into_iter().fold(
         Cli::command().bin_name(format!("{host} detour")),
-        |command, name| {
-            let usage = format!("{host} detour {name} [OPTIONS] [POD]");
+        |command, (name, pod)| {
+            let usage = format!("{host} detour {name} [OPTIONS] {pod}");
             command.mut_subcommand(name, |own| own.after_help(EXAMPLES).override_usage(usage).mut_args(hidden))
         },
     )

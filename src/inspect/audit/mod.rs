@@ -7,7 +7,7 @@ pub use report::{AuditReport, AuditedPod, Bypass, NodeError};
 
 use super::doctor::{CheckTarget, node_setup};
 use super::elements::TABLE;
-use super::explain::explain;
+use super::explain::{Explanation, explain};
 use super::rules::{LOCK_TIMEOUT, LiveRules, Mark, RuleLine, RulesReport, compare};
 use super::subject::{AppliedConf, Subject};
 use super::terminal::joined;
@@ -25,18 +25,22 @@ use crate::policy::{Interception, Redirect};
 use crate::state::Store;
 use crate::sub_plugins::{EnrolledBy, SkipReason, enrolled_by, pod_skip_reason, requested_injection};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::BTreeSet;
 
 /// Limit for the bypasses of a pod that are listed; the rest is counted.
 const MAX_BYPASSES: usize = 50;
 /// Limit for the differences of a pod that are listed; the rest is counted.
 const MAX_DRIFT: usize = 10;
 
+/// The reason of a pod that an ADD would redirect now.
+const NOT_RUN: &str = "not redirected: the plugin did not run for this pod, or the pod had no sidecar then or its facts \
+    were unavailable; delete the pod, or let the agent repair it (repair.enabled)";
+
 /// The data about the node.
 struct Node<'a> {
     api: &'a Api,
     configurations: Vec<AppliedConf>,
-    namespaces: BTreeMap<String, Namespace>,
+    namespaces: Vec<Namespace>,
     snapshot: NodeSnapshot,
     store: Store,
 }
@@ -53,11 +57,10 @@ pub fn audit(target: &CheckTarget, namespace: Option<&str>, all: bool) -> Result
     let setup = node_setup(target);
     let api = setup.api().map_err(|why| unknown(&why))?;
     let pods = api.pods_of_node(&name, namespace)?;
-    let namespaces = api.namespaces(namespace)?;
     let node = Node {
         store: setup.store(),
         configurations: setup.configurations,
-        namespaces: namespaces.into_iter().map(|one| (one.name.clone(), one)).collect(),
+        namespaces: api.namespaces(namespace)?,
         snapshot: NodeSnapshot::take(&target.mount)?,
         api: &api,
     };
@@ -76,7 +79,7 @@ impl Node<'_> {
     /// Examines a pod; `None` if the report is not about it, or it has not started yet.
     fn audit(&self, scheduled: &ScheduledPod, all: bool) -> Option<AuditedPod> {
         let pod = &scheduled.pod;
-        let namespace = self.namespaces.get(&pod.namespace);
+        let namespace = self.namespaces.iter().find(|one| one.name == pod.namespace);
         let of = |reason: String| AuditedPod {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
@@ -117,19 +120,11 @@ impl Node<'_> {
     /// Returns why a pod has no redirection, although none is missing according to the saved state.
     fn without_rules(&self, facts: Facts) -> String {
         let subject = Subject::given(&self.configurations, facts, Some(self.api));
-        let explained = match subject.and_then(|subject| explain(&subject)) {
-            Err(error) => return format!("not redirected: an ADD of this pod would fail: {error}"),
-            Ok(explanation) => explanation,
-        };
-        let why = match explained.redirected {
-            false if self.configurations.is_empty() => "no configuration on this node calls the plugin",
-            false => return explained.decision,
-            true => {
-                "the plugin did not run for this pod, or the pod had no sidecar then or its facts were unavailable; delete \
-                 the pod, or let the agent repair it (repair.enabled)"
-            }
-        };
-        format!("not redirected: {why}")
+        match subject.and_then(|subject| explain(&subject)) {
+            Err(error) => format!("not redirected: an ADD of this pod would fail: {error}"),
+            Ok(Explanation { redirected: false, decision, .. }) => decision,
+            Ok(_) => NOT_RUN.to_owned(),
+        }
     }
 }
 
@@ -151,10 +146,9 @@ fn by_rules(live: &LiveRules, report: &RulesReport) -> Result<String, Option<Str
         return Ok("redirected by rules of another tool, such as istio-init or Istio's CNI plugin".to_owned());
     }
     let missing = desired.map(|_| format!("not redirected: the rules for network {networks} are missing"));
-    let legacy = (!live.legacy.is_empty()).then(|| {
-        format!("not redirected: the rules in tables of iptables-legacy ({}) can't be read", live.legacy.join(", "))
-    });
-    Err(missing.or(legacy))
+    let legacy =
+        || Some(format!("not redirected: can't read the rules of iptables-legacy in {}", live.legacy.first()?));
+    Err(missing.or_else(legacy))
 }
 
 /// Returns what redirects a pod of the ambient mesh; the inner error is why nothing does.
@@ -176,9 +170,8 @@ fn bypasses(live: &LiveRules, report: &RulesReport, all: bool) -> (Vec<Bypass>, 
     });
     let Some(desired) = &live.desired else { return (foreign.collect(), 0) };
     let usual = usual_rules(desired);
-    let usual: HashSet<[&str; 3]> = usual.iter().map(RuleLine::place_and_text).collect();
     let is_exclusion = |line: &&RuleLine| {
-        let is_usual = || usual.contains(&line.place_and_text());
+        let is_usual = || usual.iter().any(|one| (&one.chain, &one.rule) == (&line.chain, &line.rule));
         let ends = ["RETURN", "return", "ACCEPT", "accept"].iter().any(|verdict| line.rule.ends_with(verdict));
         let is_bypass = if line.table == TABLE { line.chain == EXCLUSIONS } else { ends && !is_usual() };
         line.mark == Mark::Fine && is_bypass && (all || line.packets.is_some_and(|packets| packets > 0))
@@ -247,29 +240,29 @@ fn redirected_by(
 
 /// Returns why a pod has no sidecar although its namespace or the pod itself requests one.
 fn missing_sidecar(pod: &Pod, namespace: Option<&Namespace>) -> Option<String> {
-    let label = |key: &str| namespace.and_then(|namespace| namespace.labels.get(key)).map(String::as_str);
-    let of_namespace = |key: &str, value: &str| format!("namespace {} has label {key}={value}", pod.namespace);
-    let requested = requested_injection(pod);
-    let by = match (label(INJECTION), requested, label(REVISION)) {
-        (Some("disabled"), ..) => return None,
-        (_, Some(true), _) => format!("{INJECT} is true"),
-        (Some(enabled @ "enabled"), ..) => of_namespace(INJECTION, enabled),
-        (.., Some(revision)) if !revision.is_empty() => of_namespace(REVISION, revision),
-        (_, Some(false), _) => return None,
-        (_, None, _) => format!("the pod has label {REVISION}={}", pod.labels.get(REVISION)?),
+    let label = |key: &str| namespace.and_then(|namespace| namespace.labels.get(key)).map_or("", String::as_str);
+    let (injection, revision, own) = (label(INJECTION), label(REVISION), requested_injection(pod));
+    let by = match own {
+        _ if injection == "disabled" => return None,
+        Some(true) => format!("{INJECT}=true"),
+        _ if injection == "enabled" => format!("{INJECTION}=enabled"),
+        _ if !revision.is_empty() => format!("{REVISION}={revision}"),
+        Some(false) => return None,
+        None => format!("{REVISION}={}", pod.labels.get(REVISION)?),
     };
-    let why = match requested {
-        Some(false) => format!("{INJECT} is false; {by}"),
-        None if pod.host_network => format!("Istio does not inject one into pods with hostNetwork; {by}"),
-        _ => format!("{by}, but Istio's injector did not add one; delete the pod"),
+    let why = match own {
+        Some(false) => "the pod refuses it (sidecar.istio.io/inject)",
+        None if pod.host_network => "Istio does not inject one into pods with hostNetwork",
+        _ => "Istio's injector did not add one; delete the pod",
     };
-    Some(format!("no sidecar: {why}"))
+    Some(format!("no sidecar: injection is requested ({by}), but {why}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::pod::Container;
+    use std::collections::BTreeMap;
 
     /// A row: labels of the namespace, labels of the pod, whether it has hostNetwork, and a part of the reason.
     type Row<'a> = (&'a [(&'a str, &'a str)], &'a [(&'a str, &'a str)], bool, Option<&'a str>);
@@ -327,13 +320,13 @@ mod tests {
     fn a_missing_sidecar_is_reported_if_the_mesh_requests_it() {
         let enabled: &[(&str, &str)] = &[("istio-injection", "enabled")];
         let table: &[Row] = &[
-            (enabled, &[], false, Some("namespace shop has label istio-injection=enabled, but ")),
-            (enabled, &[(INJECT, "false")], false, Some("sidecar.istio.io/inject is false; namespace shop ")),
+            (enabled, &[], false, Some("requested (istio-injection=enabled), but Istio's injector did not add one")),
+            (enabled, &[(INJECT, "false")], false, Some("(istio-injection=enabled), but the pod refuses it")),
             (enabled, &[], true, Some("hostNetwork")),
             (&[("istio.io/rev", "v1")], &[], false, Some("istio.io/rev=v1")),
             (&[("istio-injection", "disabled"), ("istio.io/rev", "v1")], &[(INJECT, "true")], false, None),
-            (&[], &[(INJECT, "true")], false, Some("sidecar.istio.io/inject is true, but ")),
-            (&[], &[("istio.io/rev", "v1")], false, Some("the pod has label istio.io/rev=v1, but ")),
+            (&[], &[(INJECT, "true")], false, Some("(sidecar.istio.io/inject=true), but Istio's injector ")),
+            (&[], &[("istio.io/rev", "v1")], false, Some("(istio.io/rev=v1), but Istio's injector ")),
             (&[], &[(INJECT, "false")], false, None),
             (&[("istio.io/rev", "")], &[], false, None),
         ];

@@ -112,12 +112,8 @@ impl AuditReport {
         match (count(|pod| !pod.is_as_desired()), count(AuditedPod::has_bypass_by_other_program)) {
             (0, 0) if listed == 0 => ("no traffic bypasses the mesh".to_owned(), Tone::Good),
             (0, 0) => (format!("{listed} with exclusions, none bypasses the mesh entirely"), Tone::Notable),
-            (0, others) => {
-                (format!("{others} with a rule of another program that lets traffic bypass the mesh"), Tone::Bad)
-            }
-            (wrong, _) => {
-                (format!("{wrong} bypass the mesh, have other rules than desired, or were not examined"), Tone::Bad)
-            }
+            (0, others) => (format!("{others} with a rule of another program before the redirection"), Tone::Bad),
+            (wrong, _) => (format!("{wrong} bypass the mesh, have wrong rules, or were not examined"), Tone::Bad),
         }
     }
 }

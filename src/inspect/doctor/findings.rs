@@ -24,7 +24,7 @@ use crate::trusted_file::{names_in, read_nofollow};
 use serde_json::Value;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::slice;
 
 /// A check: its name, subject and condition, and how it is made.
@@ -113,9 +113,15 @@ impl<'a> Findings<'a> {
         Some(CheckVerdict::not_checked(format!("because {} failed", failed.id)))
     }
 
-    /// Returns the configuration that stands for the node.
+    /// Returns the first configuration whose chain has the sub-plugin.
+    pub(super) fn conf_with(&self, sub_plugin: SubPlugin) -> Option<&NetConf> {
+        let has_it = |conf: &&NetConf| conf.chain.iter().any(|block| SubPlugin::of(block) == Some(sub_plugin));
+        self.configurations.iter().map(|applied| &applied.conf).find(has_it)
+    }
+
+    /// Returns the configuration that stands for the node: the first one that redirects, or else the first.
     pub(super) fn conf(&self) -> Option<&NetConf> {
-        foremost(&self.configurations)
+        self.conf_with(SubPlugin::IstioRedirect).or_else(|| Some(&self.configurations.first()?.conf))
     }
 
     /// Returns the path in this process of the agent's socket.
@@ -248,12 +254,9 @@ impl ConfigurationFiles {
             text: file.text.clone(),
             for_every_pod: target.chained && file.json.as_ref().is_ok_and(|json| json["plugins"].is_array()),
         };
-        let ours: Vec<InstalledText> = match &all {
-            Err(_) => Vec::new(),
-            Ok(files) if target.installed.is_empty() => {
-                files.iter().filter(|file| file.is_ours()).map(of_file).collect()
-            }
-            Ok(_) => target.installed.iter().filter(is_json).cloned().collect(),
+        let ours: Vec<InstalledText> = match target.installed.is_empty() {
+            true => all.iter().flatten().filter(|file| file.is_ours()).map(of_file).collect(),
+            false => target.installed.iter().filter(is_json).cloned().collect(),
         };
         let node = read_node_configuration(target).ok().flatten().map(|(node, _)| node);
         let (mut valid, mut wrong) = (Vec::new(), Vec::new());
@@ -284,21 +287,17 @@ fn runtime_files(target: &CheckTarget) -> Result<Vec<RuntimeFile>, String> {
     let conf = &target.conf;
     let reached = target.reach(conf).map_err(|why| why.to_string())?;
     if reached.is_file() {
-        return Ok(vec![read(conf.clone(), &reached)]);
+        return Ok(vec![read(target, conf.clone())]);
     }
     let mut names = names_in(&reached).map_err(|why| why.to_string())?;
     names.retain(|name| is_configuration_file(name));
-    let file = |name: &String| {
-        let path = conf.join(name);
-        let reached = target.reach(&path).map_err(|why| format!("{path}: {why}"))?;
-        Ok(read(path, &reached))
-    };
-    names.iter().map(file).collect()
+    Ok(names.iter().map(|name| read(target, conf.join(name))).collect())
 }
 
 /// Reads a file. Runtimes skip a file that can't be read, or is not JSON.
-fn read(path: HostPath, reached: &Path) -> RuntimeFile {
-    let text = read_nofollow(reached, MAX_FILE).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+fn read(target: &CheckTarget, path: HostPath) -> RuntimeFile {
+    let bytes = target.reach(&path).and_then(|reached| read_nofollow(&reached, MAX_FILE));
+    let text = bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     let json = match &text {
         Ok(text) => serde_json::from_str(text).map_err(|why| format!("invalid JSON: {why}")),
         Err(why) => Err(format!("can't read the file: {why}")),
@@ -308,19 +307,8 @@ fn read(path: HostPath, reached: &Path) -> RuntimeFile {
 
 /// Reads the node configuration, with its warnings; `None` without one.
 pub(super) fn read_node_configuration(target: &CheckTarget) -> Result<Option<(NodeConf, Vec<String>)>, String> {
-    let path =
-        target.reach_named(NODE_CONFIGURATION.as_ref()).map_err(|error| format!("{NODE_CONFIGURATION}: {error}"))?;
+    let path = target.reach_named(NODE_CONFIGURATION.as_ref()).map_err(|why| format!("{NODE_CONFIGURATION}: {why}"))?;
     node::read(NODE_CONFIGURATION, &path).map_err(|error| error.msg)
-}
-
-/// Returns the configuration that stands for the node: the first one that redirects, or else the first.
-pub(super) fn foremost(configurations: &[AppliedConf]) -> Option<&NetConf> {
-    let redirects = |applied: &&AppliedConf| has_sub_plugin(&applied.conf, SubPlugin::IstioRedirect);
-    configurations.iter().find(redirects).or(configurations.first()).map(|applied| &applied.conf)
-}
-
-pub(super) fn has_sub_plugin(conf: &NetConf, wanted: SubPlugin) -> bool {
-    conf.chain.iter().any(|block| SubPlugin::of(block) == Some(wanted))
 }
 
 #[cfg(test)]

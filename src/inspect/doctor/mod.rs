@@ -17,12 +17,11 @@ pub(super) use report::merged;
 pub use report::{CheckOutcome, CheckTarget, CheckVerdict, Checklist, NeedlessExclusion, OwnList, ReportLine};
 
 use super::explain::{InitContainer, application_containers, explain};
-use super::subject::{AppliedConf, Subject};
-use crate::cluster::{Api, ScheduledPod, Workload};
+use super::subject::Subject;
+use crate::cluster::{ScheduledPod, Workload};
 use crate::plugin::FormatCounts;
-use crate::pod::{Facts, Namespace};
+use crate::pod::Facts;
 use findings::{Check, Findings};
-use std::collections::BTreeMap;
 
 macro_rules! checks {
     ($($group:literal { $($id:literal $holds:literal [$($needed:literal),*] $examine:path;)* })*) => {
@@ -137,16 +136,12 @@ pub fn examine(target: &CheckTarget) -> Checklist {
             findings.run(check);
         }
     }
-    let needless = || {
-        let api = findings.api().ok()?;
-        needless_exclusions(target.node_name.as_deref()?, &api, &findings.configurations)
-    };
     Checklist {
         pod: target.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name)),
         node: target.node_name.clone(),
         platform: target.platform.clone(),
         rule_formats: FormatCounts::read(&findings.store()).ok(),
-        needless_exclusions: target.pod.is_none().then(needless).flatten(),
+        needless_exclusions: target.pod.is_none().then(|| needless_exclusions(&findings)).flatten(),
         policies: findings.policies.and_then(Result::ok),
         ..Checklist::of(findings.lines)
     }
@@ -154,29 +149,29 @@ pub fn examine(target: &CheckTarget) -> Checklist {
 
 /// Returns the exclusions of a node's pods that are not needed, because a native sidecar serves their init containers;
 /// `None` if the pods can't be listed.
-fn needless_exclusions(node: &str, api: &Api, configurations: &[AppliedConf]) -> Option<Vec<NeedlessExclusion>> {
-    let mut pods = api.pods_of_node(node, None).ok()?;
+fn needless_exclusions(findings: &Findings<'_>) -> Option<Vec<NeedlessExclusion>> {
+    let api = findings.api().ok()?;
+    let mut pods = api.pods_of_node(findings.target.node_name.as_deref()?, None).ok()?;
     pods.retain(|scheduled| {
         let has_served = application_containers(&scheduled.pod).iter().any(|container| container.runs_after_proxy());
         has_served && !scheduled.is_ending
     });
-    let namespaces = api.namespaces(None).ok()?.into_iter();
-    let namespaces: BTreeMap<String, Namespace> = namespaces.map(|one| (one.name.clone(), one)).collect();
+    let namespaces = api.namespaces(None).ok()?;
     let mut found = Vec::new();
     for ScheduledPod { pod, workload, .. } in pods {
         let of_itself = || Workload { kind: "Pod".to_owned(), name: pod.name.clone() };
         let (Workload { kind, name }, of) = (workload.unwrap_or_else(of_itself), pod.namespace.clone());
-        let facts = Facts { namespace: namespaces.get(&of).cloned(), pod };
-        let explained = Subject::given(configurations, facts, Some(api)).and_then(|subject| explain(&subject));
+        let facts = Facts { namespace: namespaces.iter().find(|one| one.name == of).cloned(), pod };
+        let subject = Subject::given(&findings.configurations, facts, Some(&api));
         // If an ADD of the pod fails, it has no exclusions.
+        let explained = subject.and_then(|subject| explain(&subject));
         let containers = explained.map(|explanation| explanation.init_containers).unwrap_or_default();
         for InitContainer { name: container, needless_exclusions: exclusions, .. } in containers {
-            if !exclusions.is_empty() {
-                let (namespace, kind, name) = (of.clone(), kind.clone(), name.clone());
-                found.push(NeedlessExclusion { namespace, kind, name, container, exclusions, pods: 1 });
-            }
+            let (namespace, kind, name) = (of.clone(), kind.clone(), name.clone());
+            found.push(NeedlessExclusion { namespace, kind, name, container, exclusions, pods: 1 });
         }
     }
+    found.retain(|one| !one.exclusions.is_empty());
     Some(merged(found))
 }
 

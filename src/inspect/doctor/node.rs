@@ -28,6 +28,8 @@ use std::{fs, io};
 /// The next step if a part of the installation is missing or wrong.
 pub(super) const INSTALL: &str =
     "run detour install (see detour install --help), or see the log of the agent on this node";
+/// The next step if this process lacks a capability.
+pub(super) const AS_ROOT: &str = "run detour doctor as root on the node, or in the agent's pod";
 /// The next step if the agent does not do its part.
 const AGENT: &str = "check whether the agent runs on this node: kubectl get pods -A -o wide -l \
     app.kubernetes.io/component=agent";
@@ -50,15 +52,11 @@ pub(super) fn program_trusted(findings: &Findings<'_>) -> CheckVerdict {
 }
 
 pub(super) fn program_present(findings: &Findings<'_>) -> CheckVerdict {
-    let programs = programs(findings);
-    if programs.is_empty() {
-        return CheckVerdict::not_checked("no configuration and no installation names the program");
-    }
-    let present = |path: &HostPath| match version(findings.target, path) {
-        Ok(version) => Ok(format!("{path}: {version}")),
-        Err(why) => Err(format!("{path}: {why}")),
+    let present = |path: HostPath| match version(findings.target, &path) {
+        Ok(version) => CheckVerdict::pass(format!("{path}: {version}")),
+        Err(why) => CheckVerdict::fail(format!("{path}: {why}"), INSTALL),
     };
-    CheckVerdict::merged(programs.iter().map(|path| CheckVerdict::of(present(path), INSTALL)))
+    CheckVerdict::merged(programs(findings).into_iter().map(present))
 }
 
 /// Returns what another user can change: a directory, or files in it. A missing directory is reported by another check.
@@ -109,25 +107,20 @@ pub(super) fn kernel(findings: &Findings<'_>) -> CheckVerdict {
     let tried = in_new_netns(|| [RuleFormat::Nftables, RuleFormat::Iptables].map(try_redirection));
     let [native, iptables] = match tried {
         Ok(tried) => tried,
-        Err(why) => {
-            let next = "run detour doctor as root on the node, or in the agent's pod";
-            return CheckVerdict::to_do(format!("can't create a network namespace: {why}"), next);
-        }
+        Err(why) => return CheckVerdict::to_do(format!("can't create a network namespace: {why}"), AS_ROOT),
+    };
+    let verdict = |rules: &str, tried: Result<(), String>| match tried {
+        Ok(()) => CheckVerdict::pass(rules),
+        Err(why) => CheckVerdict::fail(format!("{rules}: {why}"), MODULES),
     };
     let needs_iptables = conf.is_some_and(|conf| conf.rule_format == Some(RuleFormat::Iptables));
     let iptables = match iptables {
-        Ok(()) => CheckVerdict::pass("rules in format iptables"),
-        Err(why) if needs_iptables => CheckVerdict::fail(
-            format!("rules in format iptables: {why}"),
-            format!("set \"dialect\": \"nftables\" or \"auto\"; or {MODULES}"),
-        ),
-        Err(why) => CheckVerdict::pass(format!("not in format iptables: {why}")),
+        Err(why) if !needs_iptables => CheckVerdict::pass(format!("not in format iptables: {why}")),
+        tried => verdict("rules in format iptables", tried),
     };
-    let native = native.map(|()| "rules in format nftables");
-    let native = native.map_err(|why| format!("rules in format nftables, as all exclusions: {why}"));
-    let guard = conf.and_then(|conf| refused_guard(&conf.chain));
-    let guard = guard.map(|why| CheckVerdict::fail(format!("the rules of mesh-guard: {why}"), MODULES));
-    CheckVerdict::merged([CheckVerdict::of(native, MODULES), iptables].into_iter().chain(guard))
+    let guard =
+        conf.and_then(|conf| refused_guard(&conf.chain)).map(|why| verdict("the rules of mesh-guard", Err(why)));
+    CheckVerdict::merged([verdict("rules in format nftables", native), iptables].into_iter().chain(guard))
 }
 
 /// Checks whether eBPF programs replace Service addresses before netfilter sees them. Nodes whose BPF file system is not
@@ -137,14 +130,13 @@ pub(super) fn socket_lb(findings: &Findings<'_>) -> Option<CheckVerdict> {
     if products.is_empty() {
         return Some(CheckVerdict::pass("no programs of Cilium or Calico are attached"));
     }
-    Some(CheckVerdict::warn(
-        format!(
-            "{}: a process connects to a backend instead of the Service's address, so the sidecar does not route by \
-             Service, and an exclusion of a ClusterIP has no effect",
-            joined(products.iter().map(|product| product.name))
-        ),
-        products.iter().map(|product| product.setting).collect::<Vec<_>>().join("; "),
-    ))
+    let (names, settings): (Vec<_>, Vec<_>) = products.iter().map(|product| (product.name, product.setting)).unzip();
+    let found = format!(
+        "{}: a process connects to a backend instead of the Service's address, so the sidecar does not route by \
+         Service, and an exclusion of a ClusterIP has no effect",
+        joined(names)
+    );
+    Some(CheckVerdict::warn(found, settings.join("; ")))
 }
 
 /// The timeout of a program.
@@ -164,6 +156,9 @@ pub(super) fn output(command: &mut Command) -> Result<String, String> {
     }
 }
 
+/// The next step if the rules of a pod are missing or may be wrong.
+const LOST: &str = "see the pod's Events; the agent retries; if this lasts, delete the pod, or let the agent repair it (chart \
+    value repair.enabled); in the ambient mesh, see the istio-cni and ztunnel pods of the node";
 /// The number of pods that the check of the policies names; all are counted.
 const LISTED: usize = 10;
 
@@ -187,30 +182,22 @@ pub(super) fn policies(findings: &Findings<'_>) -> Option<CheckVerdict> {
     };
     let mut pods: Vec<&PodFinding> = report.findings.iter().filter(is_meant).collect();
     pods.sort_by_key(|finding| (finding.state != "none", &finding.pod));
-    let (found, next) = (format!("{}; {follows}", report.counts), "see the Events of the pods");
+    let verdict = |found, is_lost| match is_lost {
+        true => CheckVerdict::fail(found, LOST),
+        false => CheckVerdict::warn(found, "correct the value, also in the pod template: a new pod does not start"),
+    };
+    let found = format!("{}; {follows}", report.counts);
     let summary = match (report.counts.rejected, report.counts.lost()) {
         _ if named.is_some() => CheckVerdict::pass(follows),
         (0, 0) => CheckVerdict::pass(found),
-        (_, 0) => CheckVerdict::warn(found, next),
-        _ => CheckVerdict::fail(found, next),
+        (_, lost) => verdict(found, lost > 0),
     };
-    Some(CheckVerdict::merged([summary].into_iter().chain(pods.into_iter().take(LISTED).map(policy_verdict))))
-}
-
-fn policy_verdict(PodFinding { pod, state, reason }: &PodFinding) -> CheckVerdict {
-    let name = format!("{}/{}", pod.namespace, pod.name);
-    let reason = reason.strip_prefix(&format!("pod {name}: ")).unwrap_or(reason);
-    let found = format!("{name}: {state}: {reason}");
-    match state.as_str() {
-        "rejected" => {
-            CheckVerdict::warn(found, "correct the value, also in the pod template: a new pod does not start")
-        }
-        _ => CheckVerdict::fail(
-            found,
-            "the agent retries; if this lasts, delete the pod, or let the agent repair it (chart value repair.enabled); in \
-             the ambient mesh, see the istio-cni and ztunnel pods of the node",
-        ),
-    }
+    let of_pod = |PodFinding { pod, state, reason }: &PodFinding| {
+        let name = format!("{}/{}", pod.namespace, pod.name);
+        let reason = reason.strip_prefix(&format!("pod {name}: ")).unwrap_or(reason);
+        verdict(format!("{name}: {state}: {reason}"), state != "rejected")
+    };
+    Some(CheckVerdict::merged([summary].into_iter().chain(pods.into_iter().take(LISTED).map(of_pod))))
 }
 
 /// Checks the kubeconfig, and records its path in this process.
@@ -251,10 +238,7 @@ fn valid(summary: &KubeconfigSummary) -> CheckVerdict {
 fn token(summary: &KubeconfigSummary, now: Timestamp) -> CheckVerdict {
     match summary.expires.map(Timestamp::from_second) {
         Some(Ok(end)) if end > now => CheckVerdict::pass(format!("valid until {end}")),
-        Some(Ok(end)) => CheckVerdict::fail(
-            format!("expired at {end}"),
-            format!("{AGENT}, which renews the token; or run detour install again with a new token"),
-        ),
+        Some(Ok(end)) => CheckVerdict::fail(format!("expired at {end}"), INSTALL),
         _ => CheckVerdict::pass("no token that expires"),
     }
 }
@@ -272,12 +256,8 @@ pub(super) fn agent(findings: &mut Findings<'_>) -> CheckVerdict {
         }
     };
     findings.policies = broken.is_empty().then(|| pod_policies(&socket, AGENT_TIMEOUT));
-    CheckVerdict::unless(
-        broken,
-        "it answers at its socket",
-        "grant the agent the permissions in SECURITY.md; if an object is too large, make it smaller; see the \
-         agent's log. Until then, the agent does not repair pods, and running pods follow no change",
-    )
+    let next = "grant the agent the permissions in SECURITY.md, and see its log; until then, it does not repair pods";
+    CheckVerdict::unless(broken, "it answers at its socket", next)
 }
 
 /// Returns the agent's watches that are not synchronized.

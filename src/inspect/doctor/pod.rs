@@ -31,19 +31,13 @@ pub(super) fn known(findings: &mut Findings<'_>) -> Option<CheckVerdict> {
         findings.definitions = selected_definitions(&facts.pod, &*source);
         Subject::given(&findings.configurations, facts, Some(&*source))
     });
-    Some(match subject {
-        Ok(subject) => {
-            let uid = subject.facts.pod.uid.as_deref().unwrap_or("unknown");
-            let verdict = CheckVerdict::pass(format!("UID {uid}"));
-            findings.explained = Some(explain(&subject));
-            findings.subject = Some(subject);
-            verdict
-        }
-        Err(error) => {
-            let next = format!("compare with kubectl get pod -n {} {}", pod.namespace, pod.name);
-            CheckVerdict::fail(error.to_string(), next)
-        }
-    })
+    let found = subject.map(|subject| {
+        findings.explained = Some(explain(&subject));
+        let uid = &findings.subject.insert(subject).facts.pod.uid;
+        format!("UID {}", uid.as_deref().unwrap_or("unknown"))
+    });
+    let next = format!("compare with kubectl get pod -n {} {}", pod.namespace, pod.name);
+    Some(CheckVerdict::of(found, next))
 }
 
 /// Checks the annotation that names the pod's networks.
@@ -76,10 +70,7 @@ pub(super) fn definition_found(findings: &Findings<'_>) -> Option<CheckVerdict> 
             "create it (manifests/samples has an example), or correct the annotation: NAMESPACE/NAME names one of another \
              namespace",
         ),
-        None => CheckVerdict::to_do(
-            format!("{name} can't be read"),
-            format!("run kubectl get network-attachment-definitions -n {}", name.replace('/', " ")),
-        ),
+        None => CheckVerdict::to_do(format!("{name} can't be read"), "run kubectl get net-attach-def -A"),
     })
 }
 
@@ -106,8 +97,7 @@ pub(super) fn definition_leads(findings: &Findings<'_>) -> Option<CheckVerdict> 
 /// directory of the plugin's own configuration.
 fn directory(target: &CheckTarget, subject: &Subject) -> PathBuf {
     let named = subject.conf.primary.as_ref().and_then(|primary| target.reach_named(&primary.conf_dir).ok());
-    let own = || target.reach(&target.conf).unwrap_or_default();
-    let reached = named.unwrap_or_else(own);
+    let reached = named.unwrap_or_else(|| target.reach(&target.conf).unwrap_or_default());
     if reached.is_file() { reached.parent().map(Path::to_owned).unwrap_or_default() } else { reached }
 }
 
@@ -188,24 +178,14 @@ pub(super) fn events(findings: &Findings<'_>) -> Option<CheckVerdict> {
     let events = findings.api().and_then(|api| api.events(pod).map_err(|error| error.to_string()));
     Some(match events {
         Ok(events) => events_verdict(&events, findings.found().is_some()),
-        Err(why) => {
-            let PodRef { namespace, name, .. } = pod;
-            let next = format!("run kubectl get events -n {namespace} --field-selector involvedObject.name={name}");
-            CheckVerdict::to_do(why, next)
-        }
+        Err(why) => CheckVerdict::to_do(why, format!("run kubectl describe pod -n {} {}", pod.namespace, pod.name)),
     })
 }
 
 fn events_verdict(events: &[Event], running: bool) -> CheckVerdict {
-    let is_failure = |event: &&Event| {
-        event.type_.as_deref() == Some("Warning")
-            && event.reason.as_deref().is_some_and(|reason| FAILURES.contains(&reason))
-    };
+    let is_failure = |event: &&Event| event.reason.as_deref().is_some_and(|reason| FAILURES.contains(&reason));
     let Some(last) = events.iter().rfind(is_failure) else {
-        return CheckVerdict::pass(match events.len() {
-            0 => "no Events".to_owned(),
-            count => format!("{count} Events, none reports a failure"),
-        });
+        return CheckVerdict::pass(format!("Events that report no failure: {}", events.len()));
     };
     let (reason, message) = (last.reason.as_deref().unwrap_or_default(), last.message.as_deref().unwrap_or_default());
     let found = format!("{reason}: {}", shown(message));
@@ -226,13 +206,12 @@ pub(super) fn runtime_log(findings: &Findings<'_>) -> Option<CheckVerdict> {
     let is_about =
         |line: &&str| container.is_some_and(|id| line.contains(id)) || (has(line, name) && has(line, namespace));
     Some(match read_journal(findings.target) {
-        Ok((units, text)) => {
-            let place = format!("the journal of the last day ({})", units.join(", "));
+        Ok(text) => {
             let lines: Vec<&str> = text.lines().filter(is_about).collect();
             match lines.first().map(|last| shown(last)) {
-                None => CheckVerdict::pass(format!("{place} has no line about this pod")),
+                None => CheckVerdict::pass("the journal of the last day has no line about this pod"),
                 Some(last) if last.contains("level=error") => CheckVerdict::fail(last, "see the reason in the message"),
-                Some(last) => CheckVerdict::pass(format!("log lines in {place}: {}, the last: {last}", lines.len())),
+                Some(last) => CheckVerdict::pass(format!("lines of the last day: {}, the last: {last}", lines.len())),
             }
         }
         Err(why) => {
@@ -242,29 +221,19 @@ pub(super) fn runtime_log(findings: &Findings<'_>) -> Option<CheckVerdict> {
     })
 }
 
-/// Reads the journal entries of the last day, the newest first: the output is cut at its end. Returns the units that it has,
-/// and the entries.
-fn read_journal(target: &CheckTarget) -> Result<(Vec<&'static str>, String), String> {
+/// Reads the journal entries of the last day, the newest first: the output is cut at its end.
+fn read_journal(target: &CheckTarget) -> Result<String, String> {
     let reached = JOURNALS.iter().filter_map(|path| target.reach(&HostPath::new(path)?).ok());
     let directory = reached.into_iter().find(|path| path.is_dir());
     let directory = directory.ok_or_else(|| format!("no journal found in {}", JOURNALS.join(" and ")))?;
-    let journalctl = |arguments: &[&str]| {
-        let mut command = Command::new("journalctl");
-        command.arg("--directory").arg(&directory).args(["--no-pager", "--quiet"]).args(arguments);
-        output(&mut command).map_err(|why| format!("the journal was not read: journalctl: {why}"))
-    };
-    let logged = journalctl(&["--field=_SYSTEMD_UNIT"])?;
-    let is_logged = |unit: &&str| logged.lines().any(|line| line.strip_suffix(".service") == Some(unit));
-    let units: Vec<&str> = UNITS.split(", ").filter(is_logged).collect();
-    if units.is_empty() {
-        return Err(format!("the journal has no entries of the units {UNITS}"));
-    }
-    let mut arguments = vec!["--output=short-iso", "--since=-24h", "--reverse"];
-    arguments.extend(units.iter().flat_map(|unit| ["-u", unit]));
-    let text = journalctl(&arguments)?;
+    let mut command = Command::new("journalctl");
+    command.args(["--no-pager", "--quiet", "--output=short-iso", "--since=-24h", "--reverse", "--directory"]);
+    command.arg(directory).args(UNITS.split(", ").flat_map(|unit| ["-u", unit]));
+    let text = output(&mut command).map_err(|why| format!("the journal was not read: journalctl: {why}"))?;
     // A cut line is dropped: half of a secret may not be recognized as one.
-    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-    Ok((units, whole.to_owned()))
+    let (whole, _) =
+        text.rsplit_once('\n').ok_or_else(|| format!("the journal has no entries of the units {UNITS}"))?;
+    Ok(whole.to_owned())
 }
 
 /// Returns text of another program as one line, without secrets, because users share the report.

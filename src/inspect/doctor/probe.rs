@@ -7,7 +7,7 @@
 use super::findings::Findings;
 use super::report::CheckVerdict;
 use super::rules::{NO_ATTACHMENT, root_of_pod};
-use crate::cni::{Code, DEFAULT_INTERFACE, Error};
+use crate::cni::{DEFAULT_INTERFACE, Error};
 use crate::firewall::nfnetlink::{Connection, NfSocket};
 use crate::firewall::rule::protocol_number;
 use crate::firewall::{Arrival, Destination, Packet, RuleFormat, RulesetView, Sender};
@@ -157,7 +157,7 @@ impl<'a> Probes<'a> {
         let _in_its_place = TcpListener::bind((loopback, proxy_port));
         let (at, entries) = match send_as(outside, protocol, to) {
             Ok(fate) => fate,
-            Err(error) => return CheckVerdict::not_checked(error.to_string()),
+            Err(error) => return CheckVerdict::not_checked(format!("{to}/{protocol}: {error}")),
         };
         let wanted = self.wanted(user, to, protocol);
         let is_there = match wanted {
@@ -167,10 +167,9 @@ impl<'a> Probes<'a> {
             Arrival::Direct | Arrival::Dropped | Arrival::Rejected | Arrival::Unknown => at == to && entries == 1,
         };
         let went = if at == to { "directly".to_owned() } else { format!("to {at}") };
-        let found = format!(
-            "UID {uid}, GID {gid} to {to}/{protocol} went {went} (according to connection tracking, with {})",
-            if entries == 1 { "1 entry".to_owned() } else { format!("{entries} entries") }
-        );
+        let entries = if entries == 1 { "1 entry".to_owned() } else { format!("{entries} entries") };
+        let found =
+            format!("UID {uid}, GID {gid} to {to}/{protocol} went {went} (connection tracking, with {entries})");
         match is_there {
             true => CheckVerdict::pass(found),
             false => CheckVerdict::fail(format!("{found}; expected {wanted}"), DETOURED),
@@ -183,19 +182,16 @@ impl<'a> Probes<'a> {
 ///
 /// # Errors
 /// The probe can't be sent, or connection tracking has no entry for it.
-fn send_as(user: ProbeUser, protocol: Protocol, to: SocketAddr) -> Result<(SocketAddr, usize), Error> {
-    let failed = |what: &str, error: io::Error| Error::new(Code::Io, format!("{to}/{protocol}: {what}: {error}"));
-    let socket = owned_by(user, protocol, to).map_err(|error| failed("can't open a socket", error))?;
-    if let Err(error) = socket.connect(to)
-        && error.raw_os_error() != Some(Errno::EINPROGRESS as i32)
-    {
-        return Err(failed("can't connect", error));
+fn send_as(user: ProbeUser, protocol: Protocol, to: SocketAddr) -> io::Result<(SocketAddr, usize)> {
+    let socket = owned_by(user, protocol, to)?;
+    match socket.connect(to) {
+        Err(error) if error.raw_os_error() != Some(Errno::EINPROGRESS as i32) => return Err(error),
+        _ => {}
     }
-    let from = socket.local_addr().map_err(|error| failed("the socket has no local address", error))?;
     if protocol == Protocol::Udp {
-        socket.send(QUERY).map_err(|error| failed("can't send", error))?;
+        socket.send(QUERY)?;
     }
-    fate(protocol, from, to)
+    fate(protocol, socket.local_addr()?, to)
 }
 
 /// Opens a socket of `protocol` as `user`; the standard library's type has the calls that both protocols need. Rules match
@@ -217,12 +213,12 @@ fn owned_by(user: ProbeUser, protocol: Protocol, to: SocketAddr) -> io::Result<U
 }
 
 /// Returns the real destination and the number of connection tracking entries.
-fn fate(protocol: Protocol, from: SocketAddr, to: SocketAddr) -> Result<(SocketAddr, usize), Error> {
-    let unread = |error| Error::new(Code::KernelRefused, format!("can't read connection tracking: {error}"));
+fn fate(protocol: Protocol, from: SocketAddr, to: SocketAddr) -> io::Result<(SocketAddr, usize)> {
+    let unread = |error| io::Error::other(format!("can't read connection tracking: {error}"));
     let is_it = |c: &Connection| (c.protocol, c.source, c.destination) == (protocol_number(protocol), from, to);
     let own = NfSocket::open().and_then(|mut socket| socket.connections(is_it)).map_err(unread)?;
     let elsewhere = own.iter().find(|connection| connection.replies_from != to);
     let landed = elsewhere.or(own.first()).map(|connection| connection.replies_from);
-    let none = || Error::new(Code::KernelRefused, format!("connection tracking has no entry for {from} to {to}"));
+    let none = || io::Error::other(format!("connection tracking has no entry for {from}"));
     Ok((landed.ok_or_else(none)?, own.len()))
 }

@@ -19,10 +19,8 @@ use std::time::Duration;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checklist {
     /// `NAMESPACE/NAME`; `None` if only the node was examined.
-    #[serde(default)]
     pub pod: Option<String>,
     /// The node's name, if known.
-    #[serde(default)]
     pub node: Option<String>,
     /// The platform, which decides the node's directories.
     #[serde(default)]
@@ -32,13 +30,10 @@ pub struct Checklist {
     /// Whether no check failed.
     pub healthy: bool,
     /// The policies of the node's running pods, as the agent reports them; `None` if they are unknown.
-    #[serde(default)]
     pub policies: Option<PoliciesReport>,
     /// How many pod sandboxes have a redirection of detour in each rule format; `None` if that is unknown.
-    #[serde(default)]
     pub rule_formats: Option<FormatCounts>,
     /// The exclusions of the node's pods that are not needed; `None` if a pod was checked or the API is unknown.
-    #[serde(default)]
     pub needless_exclusions: Option<Vec<NeedlessExclusion>>,
     /// The checks, in order.
     pub checks: Vec<ReportLine>,
@@ -65,12 +60,9 @@ impl NeedlessExclusion {
     /// Returns its line in the table.
     pub(in crate::inspect) fn row(&self) -> Vec<Cell> {
         let Self { namespace, kind, name, container, exclusions, pods } = self;
-        vec![
-            Cell::of(format!("{kind} {namespace}/{name}")).tone(Tone::Strong),
-            Cell::of(counted(*pods, "pod")),
-            Cell::of(format!("init container {container}")),
-            Cell::of(exclusions.iter().cloned().collect::<Vec<_>>().join("; ")).tone(Tone::Faint),
-        ]
+        let exclusions = exclusions.iter().cloned().collect::<Vec<_>>().join("; ");
+        let (workload, container) = (format!("{kind} {namespace}/{name}"), format!("init container {container}"));
+        [workload, counted(*pods, "pod"), container, exclusions].map(Cell::of).to_vec()
     }
 }
 
@@ -196,9 +188,8 @@ impl TextReport for Checklist {
         let (verdict, tone) = self.verdict();
         page.labeled(format!("{what} ({}):", self.platform), verdict, tone);
         let is_open = |line: &&ReportLine| line.verdict.next.is_some();
-        let (failed, warned) = (self.with(CheckOutcome::Fail), self.with(CheckOutcome::Warn));
-        let open = self.with(CheckOutcome::NotChecked).filter(is_open);
-        let mut detailed = failed.chain(warned).chain(open).peekable();
+        let outcomes = [CheckOutcome::Fail, CheckOutcome::Warn, CheckOutcome::NotChecked];
+        let mut detailed = outcomes.into_iter().flat_map(|outcome| self.with(outcome)).filter(is_open).peekable();
         if detailed.peek().is_some() {
             page.heading("To do");
             detailed.for_each(|line| line.write(page));

@@ -3,7 +3,8 @@
 //! from the kernel and the runtime to the running container. A pod with its own user namespace knows its users by other
 //! UIDs than this process.
 
-use super::findings::{Findings, has_sub_plugin};
+use super::findings::Findings;
+use super::node::AS_ROOT;
 use super::report::{AGENT_TIMEOUT, CheckOutcome, CheckTarget, CheckVerdict, NAMED};
 use crate::cgroup::{self, CgroupHierarchy, enter_host_namespace};
 use crate::cluster::agent::{BypassingContainer, ContainersStatus, excluded_containers};
@@ -25,11 +26,8 @@ use std::thread;
 const REPAIR: &str = "delete the pod, or let the agent repair it (repair.enabled); compare the rules with detour rules";
 
 /// Checks the rules, addresses and routes of the network namespace.
-pub(super) fn equal(findings: &mut Findings<'_>) -> CheckVerdict {
-    let Some(found) = findings.found() else {
-        return CheckVerdict::not_checked("the pod's network namespace is not known");
-    };
-    match LiveRules::of_found(found, &findings.store()) {
+pub(super) fn equal(findings: &mut Findings<'_>) -> Option<CheckVerdict> {
+    Some(match LiveRules::of_found(findings.found()?, &findings.store()) {
         Ok(live) => {
             let report = live.report();
             let equal = as_desired(&report, findings.wanted());
@@ -37,10 +35,8 @@ pub(super) fn equal(findings: &mut Findings<'_>) -> CheckVerdict {
             findings.live = Some((live, report));
             verdict
         }
-        Err(error) => {
-            CheckVerdict::fail(error.to_string(), "run detour doctor as root on the node, or in the agent's pod")
-        }
-    }
+        Err(error) => CheckVerdict::fail(error.to_string(), AS_ROOT),
+    })
 }
 
 fn as_desired(report: &RulesReport, wanted: Option<&Policy>) -> CheckVerdict {
@@ -54,10 +50,9 @@ fn as_desired(report: &RulesReport, wanted: Option<&Policy>) -> CheckVerdict {
             let drift = report.rules.iter().filter(|line| line.is_drift()).map(RuleLine::described);
             CheckVerdict::fail(first_of(drift.chain(report.absent.clone()), NAMED, "; "), REPAIR)
         }
-        (None, Some(false)) => CheckVerdict::fail(
-            "the plugin did not run for this pod: no attachment is recorded",
-            "delete the pod: it started before the plugin was installed, or without the network in its annotation",
-        ),
+        (None, Some(false)) => {
+            CheckVerdict::fail("the plugin did not run for this pod: no attachment is recorded", REPAIR)
+        }
         (None, Some(true)) => CheckVerdict::pass("no attachment is recorded, and no rules are desired"),
         (None, None) => CheckVerdict::not_checked("no attachment is recorded, and the desired rules are not known"),
     }
@@ -71,12 +66,8 @@ pub(super) fn first(findings: &Findings<'_>) -> CheckVerdict {
     let Some((_, report)) = findings.live.as_ref().filter(|(live, _)| live.desired.is_some()) else {
         return CheckVerdict::not_checked(NO_ATTACHMENT);
     };
-    CheckVerdict::unless(
-        report.in_front().into_iter().map(RuleLine::described),
-        "none",
-        "if another plugin adds it on purpose, replace that plugin with uid-exclude or dns-exclude; otherwise delete the \
-         rule in the network namespace",
-    )
+    let next = "if a plugin adds it on purpose, use uid-exclude or dns-exclude instead; otherwise delete the rule";
+    CheckVerdict::unless(report.in_front().into_iter().map(RuleLine::described), "none", next)
 }
 
 /// Returns a warning if the guard has rejected packets.
@@ -88,6 +79,9 @@ fn guarded(live: &LiveRules) -> Option<CheckVerdict> {
          this node",
     ))
 }
+
+/// The next step if no network namespace is found.
+const GONE: &str = "the pod has ended or never started: see check events, and run crictl pods --name NAME on the node";
 
 /// Checks the pod's location; for a pod on another node, the next step is the command to run there.
 pub(super) fn netns(findings: &Findings<'_>) -> CheckVerdict {
@@ -103,19 +97,13 @@ pub(super) fn netns(findings: &Findings<'_>) -> CheckVerdict {
         return because;
     }
     match (findings.place(), pod) {
-        (Err(error), _) => CheckVerdict::fail(
-            error.to_string(),
-            "run crictl inspectp on the node for the runtime's view of the sandbox",
-        ),
+        (Err(error), _) => CheckVerdict::fail(error.to_string(), GONE),
         (Ok(_), None) => CheckVerdict::not_checked("the pod is not known"),
         (Ok(_), Some(pod)) if pod.node_name.is_none() || pod.node_name != target.node_name => {
             let probe = if target.probe { " --probe" } else { "" };
             CheckVerdict::to_do("it does not run on this node", node_hint(pod, &format!("doctor{probe}")))
         }
-        (Ok(_), Some(_)) => CheckVerdict::fail(
-            "this node has neither a cached CNI result nor a process of the pod",
-            "the pod has ended or never started: see check events, and run crictl pods --name NAME on the node",
-        ),
+        (Ok(_), Some(_)) => CheckVerdict::fail("this node has neither a CNI result nor a process of the pod", GONE),
     }
 }
 
@@ -228,9 +216,7 @@ fn status(findings: &Findings<'_>) -> ContainersStatus {
 
 /// Checks the preconditions of excluded containers on the node, if its configuration or the pod excludes containers.
 pub(super) fn containers_ready(findings: &Findings<'_>) -> Option<CheckVerdict> {
-    let is_configured =
-        findings.configurations.iter().any(|one| has_sub_plugin(&one.conf, SubPlugin::ContainerExclude));
-    if !is_configured && !is_excluding(findings) {
+    if findings.conf_with(SubPlugin::ContainerExclude).is_none() && !is_excluding(findings) {
         return None;
     }
     if let Some(because) = findings.obstacle(&["kernel-rules"]) {
