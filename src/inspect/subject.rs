@@ -178,7 +178,8 @@ fn titles(found: &Objects) -> Vec<String> {
     pods.chain(namespaces).chain(definitions).chain(found.others.iter().cloned()).collect()
 }
 
-fn listed(titles: Vec<String>) -> String {
+/// Lists the first objects that were found, and counts the others.
+pub(super) fn listed(titles: Vec<String>) -> String {
     if titles.is_empty() { "no object".to_owned() } else { first_of(titles, MAX_LISTED, ", ") }
 }
 

@@ -3,41 +3,25 @@
 use crate::cni::{Code, Error};
 use crate::printable::{Text, is_interpreted, line};
 use clap::ValueEnum;
-use serde::ser::{SerializeMap, SerializeSeq};
-use serde::{Serialize, Serializer};
-use serde_json::Value;
-use serde_saphyr::DoubleQuoted;
+use serde::Serialize;
+use serde_saphyr::ser_options;
 use std::fmt::Display;
 
-/// The meaning of a piece of text, which decides its color.
+/// The meaning of a piece of text, which decides its color: the parameter of Select Graphic Rendition (ECMA-48, 8.3.117).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tone {
     /// Ordinary text.
-    Plain,
+    Plain = 0,
     /// A heading or the most important text.
-    Strong,
-    /// A positive result.
-    Good,
-    /// A result that needs attention.
-    Notable,
-    /// A negative result.
-    Bad,
+    Strong = 1,
     /// Secondary text.
-    Faint,
-}
-
-impl Tone {
-    /// Returns the parameter of Select Graphic Rendition (ECMA-48, 8.3.117).
-    const fn code(self) -> Option<u8> {
-        match self {
-            Self::Plain => None,
-            Self::Strong => Some(1),
-            Self::Good => Some(32),
-            Self::Notable => Some(33),
-            Self::Bad => Some(31),
-            Self::Faint => Some(2),
-        }
-    }
+    Faint = 2,
+    /// A negative result.
+    Bad = 31,
+    /// A positive result.
+    Good = 32,
+    /// A result that needs attention.
+    Notable = 33,
 }
 
 /// A cell of a table.
@@ -175,9 +159,9 @@ impl Screen {
     }
 
     fn paint(&mut self, Cell { text, tone }: &Cell, width: usize) {
-        match tone.code().filter(|_| self.color && !text.is_empty()) {
-            Some(code) => self.text.push_colored(code, text),
-            None => self.text.push(text),
+        match self.color && !text.is_empty() && *tone != Tone::Plain {
+            true => self.text.push_colored(*tone as u8, text),
+            false => self.text.push(text),
         }
         self.text.push(&" ".repeat(width.saturating_sub(text.chars().count())));
     }
@@ -231,17 +215,13 @@ pub(super) fn counted<N: Display + PartialEq + From<u8>>(count: N, thing: &str) 
     if count == N::from(1) { format!("1 {thing}") } else { format!("{count} {thing}s") }
 }
 
-/// Joins the first items, and counts the others: `a; b; and 3 more`, or with commas `a, b and 3 more`.
+/// Joins the first items, and counts the others: `a; b; and 3 more`.
 pub(super) fn first_of(items: impl IntoIterator<Item = String>, limit: usize, separator: &str) -> String {
     let mut items: Vec<String> = items.into_iter().collect();
     let more = items.len().saturating_sub(limit);
     items.truncate(limit);
-    let listed = items.join(separator);
-    match (more, separator) {
-        (0, _) => listed,
-        (_, ", ") => format!("{listed} and {more} more"),
-        _ => format!("{listed}{separator}and {more} more"),
-    }
+    items.extend((more > 0).then(|| format!("and {more} more")));
+    items.join(separator)
 }
 
 /// An output format, a value of `-o`.
@@ -261,40 +241,21 @@ pub enum Format {
 /// A value can't be serialized, which is a bug.
 pub fn render<R: Serialize + TextReport>(report: &R, format: Format, screen: Screen) -> Result<Text, Error> {
     let failed = |error: &dyn Display| Error::new(Code::Internal, format!("can't render the report: {error}"));
+    let json = || serde_json::to_string_pretty(report).map(|text| text + "\n").map_err(|error| failed(&error));
     match format {
         Format::Table => {
             let mut screen = screen;
             report.write(&mut screen);
             Ok(screen.into_text())
         }
-        Format::Json => {
-            serde_json::to_string_pretty(report).map(|text| Text::json(&(text + "\n"))).map_err(|error| failed(&error))
-        }
+        Format::Json => Ok(Text::json(&json()?)),
         Format::Yaml => {
             let value = serde_json::to_value(report).map_err(|error| failed(&error))?;
-            serde_saphyr::to_string(&Quoted(&value)).map(|text| Text::yaml(&text)).map_err(|error| failed(&error))
-        }
-    }
-}
-
-/// Serializes strings with characters that YAML must escape in double quotes.
-struct Quoted<'a>(&'a Value);
-
-impl Serialize for Quoted<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self.0 {
-            Value::String(text) if text.contains(is_interpreted) => DoubleQuoted(text).serialize(serializer),
-            Value::Array(items) => {
-                let mut list = serializer.serialize_seq(Some(items.len()))?;
-                items.iter().try_for_each(|item| list.serialize_element(&Quoted(item)))?;
-                list.end()
-            }
-            Value::Object(members) => {
-                let mut map = serializer.serialize_map(Some(members.len()))?;
-                members.iter().try_for_each(|(key, value)| map.serialize_entry(key, &Quoted(value)))?;
-                map.end()
-            }
-            other => other.serialize(serializer),
+            let options = ser_options! { prefer_block_scalars: false };
+            let text = serde_saphyr::to_string_with_options(&value, options).map_err(|error| failed(&error))?;
+            // YAML can escape a character only in double quotes. JSON, which is YAML too, has no other strings.
+            let must_escape = text.contains(|c| c != '\n' && is_interpreted(c));
+            Ok(Text::yaml(&if must_escape { json()? } else { text }))
         }
     }
 }
@@ -302,7 +263,7 @@ impl Serialize for Quoted<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn rows() -> Vec<Vec<Cell>> {
         let row = |a: &str, tone| vec![Cell::of(a).tone(tone), Cell::of("x"), Cell::of("")];
@@ -354,17 +315,24 @@ mod tests {
     #[test]
     fn all_formats_escape_control_characters_and_preserve_values() {
         let bad = "x\u{1b}[2J\u{7}\n\u{85}\u{9b}\u{202e}\u{200b}\u{2028}\u{feff}\u{e0041}\\\u{202e}'\": #";
-        let report =
-            Report(json!({"plain": "a: b", "list": [bad, {"deep": format!("{bad}\n")}], "n": [1, null, true]}));
-        for format in [Format::Table, Format::Json, Format::Yaml] {
-            let text = render(&report, format, Screen::plain()).expect("text");
+        let hostile = json!({"plain": "a: b", "list": [bad, {"deep": format!("{bad}\n")}], "n": [1, null, true]});
+        let lines = json!({"lines": "a\nb: c\n", "long": "word ".repeat(40)});
+        for (report, format) in [
+            (&hostile, Format::Table),
+            (&hostile, Format::Json),
+            (&hostile, Format::Yaml),
+            (&lines, Format::Json),
+            (&lines, Format::Yaml),
+        ] {
+            let text = render(&Report(report.clone()), format, Screen::plain()).expect("text");
             assert!(!text.as_str().chars().any(|c| is_interpreted(c) && c != '\n'), "{format:?}: {text}");
+            assert!(!text.as_str().contains("\nb: c"), "{format:?}: {text}");
             let read: Option<Value> = match format {
                 Format::Table => None,
                 Format::Json => serde_json::from_str(text.as_str()).ok(),
                 Format::Yaml => serde_saphyr::from_str(text.as_str()).ok(),
             };
-            assert!(matches!(format, Format::Table) || read.as_ref() == Some(&report.0), "{format:?}: {text}");
+            assert!(matches!(format, Format::Table) || read.as_ref() == Some(report), "{format:?}: {text}");
         }
     }
 }

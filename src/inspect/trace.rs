@@ -254,16 +254,9 @@ impl FromStr for Destination {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let parse = || {
-            let (address, protocol) = text.rsplit_once('/')?;
-            let protocol = match protocol {
-                "tcp" => Protocol::Tcp,
-                "udp" => Protocol::Udp,
-                _ => return None,
-            };
-            Some(Self { address: address.parse().ok()?, protocol })
-        };
-        parse().ok_or("expected ADDRESS:PORT/tcp or ADDRESS:PORT/udp, with an IPv6 address in brackets")
+        let with = |suffix, protocol| Some(Self { address: text.strip_suffix(suffix)?.parse().ok()?, protocol });
+        let found = with("/tcp", Protocol::Tcp).or_else(|| with("/udp", Protocol::Udp));
+        found.ok_or("expected ADDRESS:PORT/tcp or ADDRESS:PORT/udp, with an IPv6 address in brackets")
     }
 }
 

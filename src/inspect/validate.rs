@@ -1,6 +1,7 @@
 //! `validate`: checks the configurations in a file as `detour install` and the agent do.
 
-use super::terminal::{Screen, TextReport, Tone, first_of};
+use super::subject::listed;
+use super::terminal::{Screen, TextReport, Tone};
 use crate::cluster::KubeconfigSummary;
 use crate::cluster::manifests::documents;
 use crate::cni::{Code, Error, NODE_CONFIGURATION, NetConf, NodeConf, PROGRAM, configuration};
@@ -68,8 +69,6 @@ enum ConfKind {
     Node,
     /// No configuration: a text about where Multus finds it.
     OnNode,
-    /// Another object: its kind and name.
-    Other,
 }
 
 /// Checks every configuration in `text`, the content of the file `place`.
@@ -93,15 +92,12 @@ pub fn validate_text(
         Err(json) => documents(text)
             .map_err(|yaml| failed(format!("expected JSON or YAML: invalid JSON: {json}; invalid YAML: {yaml}")))?,
     };
-    let mut found = Vec::new();
-    documents.iter().try_for_each(|document| find(document, text, &mut found)).map_err(failed)?;
+    let (mut found, mut others) = (Vec::new(), Vec::new());
+    documents.iter().try_for_each(|document| find(document, text, &mut found, &mut others)).map_err(failed)?;
     // YAML documents without manifests are one text, which is not JSON.
     found.dedup_by(|a, b| (&a.0, &a.2) == (&b.0, &b.2));
-    let others: Vec<Piece> = found.extract_if(.., |(_, kind, _)| matches!(kind, ConfKind::Other)).collect();
     if found.is_empty() {
-        let others = first_of(others.into_iter().map(|(.., what)| what), MAX_NAMED, ", ");
-        let others = if others.is_empty() { "no object" } else { &others };
-        return Err(failed(format!("expected a configuration, got {others}")));
+        return Err(failed(format!("expected a configuration, got {}", listed(others))));
     }
     let checked = |(within, kind, text): Piece| {
         let (warnings, errors) = problems(&text, |text| check(kind, text, node, is_installed));
@@ -112,8 +108,6 @@ pub fn validate_text(
     Ok(ValidationReport { valid: configurations.iter().all(|checked| checked.valid), configurations })
 }
 
-/// The limit for the objects that a message names.
-const MAX_NAMED: usize = 10;
 /// The limits for the search of further problems: their number, and that of keys that a message names.
 const MAX_PROBLEMS: usize = 20;
 const MAX_KEYS: usize = 500;
@@ -163,30 +157,11 @@ fn pointers(value: &Value) -> Vec<String> {
     }
 }
 
-/// Returns the message about an object with the chart's values.
-fn helm_values(document: &Value) -> Option<String> {
-    let has = |key: &&str| document.get(key).is_some();
-    let values: Vec<&str> = HELM_VALUES.split(' ').filter(has).collect();
-    let is_manifest = ["apiVersion", "type", "plugins"].iter().any(has);
-    (!values.is_empty() && !is_manifest).then(|| {
-        format!(
-            "expected a configuration, got values of a Helm chart ({}); check the rendered manifests: helm template CHART \
-             -f FILE | detour validate -",
-            values.join(", ")
-        )
-    })
-}
-
 /// Returns the warning about a kubeconfig that does not authenticate the server.
 #[must_use]
 pub fn kubeconfig_warning(KubeconfigSummary { server, authority, .. }: &KubeconfigSummary) -> Option<String> {
     let text = || format!("{server}: insecure-skip-tls-verify is true: the server is not authenticated");
     authority.is_none().then(text)
-}
-
-/// Returns the kind of a manifest's object; `None` if the document is no manifest.
-fn manifest_kind(document: &Value) -> Option<&str> {
-    document.get("apiVersion").and_then(|_| document.get("kind")?.as_str())
 }
 
 /// Returns whether one of these directories has an executable of this name; `None` if no directory exists here.
@@ -200,15 +175,14 @@ pub fn is_program(directories: impl Iterator<Item = PathBuf>, name: &str) -> Opt
 /// A configuration: the suffix for its place, what it is, and its text.
 type Piece = (String, ConfKind, String);
 
-/// Adds the configurations in a document. `whole` is the text of a document that is no manifest.
-fn find(document: &Value, whole: &str, found: &mut Vec<Piece>) -> Result<(), String> {
+/// Adds the configurations in a document, and what else it contains. `whole` is the text of a document that is no manifest.
+fn find(document: &Value, whole: &str, found: &mut Vec<Piece>, others: &mut Vec<String>) -> Result<(), String> {
     let Some(keys) = document.as_object() else { return Err("expected an object".to_owned()) };
     let name = document["metadata"]["name"].as_str().unwrap_or_default();
-    let mut other = |what: String| found.push((String::new(), ConfKind::Other, what));
-    match manifest_kind(document) {
+    match document.get("apiVersion").and_then(|_| document.get("kind")?.as_str()) {
         Some("List") => {
-            let items = document["items"].as_array().into_iter().flatten();
-            return items.into_iter().try_for_each(|item| find(item, &item.to_string(), found));
+            let mut items = document["items"].as_array().into_iter().flatten();
+            return items.try_for_each(|item| find(item, &item.to_string(), found, others));
         }
         Some("NetworkAttachmentDefinition") => {
             let config = document["spec"]["config"].as_str().unwrap_or_default();
@@ -222,14 +196,14 @@ fn find(document: &Value, whole: &str, found: &mut Vec<Piece>) -> Result<(), Str
             } else if may_be_ours(config) {
                 found.push((within, ConfKind::Definition, config.to_owned()));
             } else {
-                other(format!("NetworkAttachmentDefinition {name} of another plugin"));
+                others.push(format!("NetworkAttachmentDefinition {name} of another plugin"));
             }
         }
         Some("ConfigMap") => return find_in_chart(name, &document["data"], found),
-        Some(kind) => other(format!("{kind} {name}")),
-        None => match helm_values(document) {
-            Some(values) => return Err(values),
-            None => found.push((String::new(), kind(keys), whole.to_owned())),
+        Some(kind) => others.push(format!("{kind} {name}")),
+        None => match kind(keys) {
+            Ok(kind) => found.push((String::new(), kind, whole.to_owned())),
+            Err(values) => others.push(values),
         },
     }
     Ok(())
@@ -272,13 +246,18 @@ const HELM_VALUES: &str =
 const OF_CONFIGURATIONS: [&str; 4] = ["type", "plugins", "name", "cniVersion"];
 const OF_NODES: [&str; 3] = ["pinned", "attachments_may_exclude_namespaces", "primary"];
 
-/// Returns the kind of a JSON object that is not a manifest.
-fn kind(keys: &Map<String, Value>) -> ConfKind {
+/// Returns the kind of an object that is not a manifest, or what it is if it has the chart's values.
+fn kind(keys: &Map<String, Value>) -> Result<ConfKind, String> {
     let has = |names: &[&str]| names.iter().any(|name| keys.contains_key(*name));
+    let values: Vec<&str> = HELM_VALUES.split(' ').filter(|name| keys.contains_key(*name)).collect();
     match (has(&OF_CONFIGURATIONS), has(&OF_NODES)) {
-        (true, _) => ConfKind::Configuration,
-        (false, true) => ConfKind::Node,
-        (false, false) => ConfKind::Keys,
+        (true, _) => Ok(ConfKind::Configuration),
+        (false, true) => Ok(ConfKind::Node),
+        (false, false) if values.is_empty() => Ok(ConfKind::Keys),
+        _ => Err(format!(
+            "values of a Helm chart ({}); check the rendered manifests: helm template CHART -f FILE | detour validate -",
+            values.join(", ")
+        )),
     }
 }
 
@@ -293,7 +272,7 @@ fn check(
     let may_name_source = matches!(kind, ConfKind::Definition) && node.is_none();
     let target = TargetNode { is_installed, group_file: None, may_name_source };
     let conf = match kind {
-        ConfKind::OnNode | ConfKind::Other => return Ok(vec![text.to_owned()]),
+        ConfKind::OnNode => return Ok(vec![text.to_owned()]),
         ConfKind::Node => {
             return NodeConf::parse(NODE_CONFIGURATION, text.as_bytes()).map(|(_, warnings)| warnings);
         }

@@ -9,7 +9,7 @@ use crate::networks::{InstalledNetwork, networks};
 use crate::plugin::evaluation;
 use crate::pod::well_known::{AMBIENT_BYPASS_INBOUND, AMBIENT_REDIRECTION, NETWORKS};
 use crate::pod::{Facts, PodRef};
-use crate::policy::{IdRange, Policy, TrafficOwner};
+use crate::policy::Policy;
 use crate::sub_plugins::{
     self, ChainOutput, DecidedRequest, Note, Severity, SubPlugin, Warning, bypasses_inbound, labeled_by, skip_reason,
 };
@@ -75,13 +75,10 @@ fn unselected_network(subject: &Subject) -> Option<(String, String)> {
             format!("the pod selects {object}, and no such NetworkAttachmentDefinition is known"),
             format!("select {shared} in annotation {NETWORKS}; if {object} exists, add it: --definitions FILE"),
         ),
-        InstalledNetwork::HasOwn(object, types) => {
-            let types = if types.is_empty() { "none".to_owned() } else { types.join(", ") };
-            (
-                format!("NetworkAttachmentDefinition {object} has its own configuration (plugins: {types})"),
-                format!("remove spec.config of {object}; to explain its configuration, omit --config"),
-            )
-        }
+        InstalledNetwork::HasOwn(object, types) => (
+            format!("NetworkAttachmentDefinition {object} has its own configuration (plugins: {})", types.join(", ")),
+            format!("remove spec.config of {object}; to explain its configuration, omit --config"),
+        ),
         InstalledNetwork::NotSelected => {
             let selected = networks(pod).map(|selections| selections.elements).unwrap_or_default();
             let names = joined(selected.iter().map(|one| &one.object.name));
@@ -182,23 +179,14 @@ pub(super) fn ambient_notes(Facts { pod, namespace }: &Facts, policy: &Policy) -
         let note = |label| format!("{label}, but the pod has a sidecar, which takes precedence");
         return label.map(note).into_iter().collect();
     }
-    let mut notes = vec![match pod.annotations.get(AMBIENT_REDIRECTION) {
-        Some(state) => format!("annotation {AMBIENT_REDIRECTION} is {state:?}: istio-cni has set it"),
-        None => format!("annotation {AMBIENT_REDIRECTION} is missing: istio-cni has not redirected the pod yet"),
-    }];
-    if bypasses_inbound(pod) {
-        notes.push(format!("annotation {AMBIENT_BYPASS_INBOUND} is true: inbound connections bypass ztunnel"));
-    }
-    if !policy.is_empty() {
-        notes.push(
-            "excluded traffic has no mTLS: a peer whose policy is STRICT rejects it, and authorization policies and \
-             telemetry do not see it"
-                .to_owned(),
-        );
-    }
-    let root = TrafficOwner::Uid(IdRange::one(0));
-    if policy.exclusions_in_effect().iter().any(|exclusion| exclusion.owner.covers(root)) {
-        notes.push("ztunnel runs as UID 0; its own packets, with mark 0x539, are never excluded".to_owned());
-    }
-    notes
+    let without_mtls = "excluded traffic has no mTLS: a peer whose policy is STRICT rejects it, and authorization policies and \
+        telemetry do not see it";
+    let notes = [
+        (!pod.annotations.contains_key(AMBIENT_REDIRECTION))
+            .then(|| format!("annotation {AMBIENT_REDIRECTION} is missing: istio-cni has not redirected the pod yet")),
+        bypasses_inbound(pod)
+            .then(|| format!("annotation {AMBIENT_BYPASS_INBOUND} is true: inbound connections bypass ztunnel")),
+        (!policy.is_empty()).then(|| without_mtls.to_owned()),
+    ];
+    notes.into_iter().flatten().collect()
 }

@@ -132,17 +132,9 @@ pub(super) fn grouped(all: &[ExcludedTraffic]) -> Vec<ExcludedTraffic> {
 /// Returns the remark for an exclusion of IDs that no container has.
 pub(super) fn unowned(owner: TrafficOwner, pod: &Pod) -> Option<String> {
     ids(owner).filter(|range| *range != IdRange { first: 0, last: u32::MAX })?;
-    let all = || pod.all_containers().map(|container| ContainerTraffic { pod, container, ends_before: false });
-    if all().any(|container| container.is_owned_by(owner)) {
-        return None;
-    }
-    let is_gid = matches!(owner, TrafficOwner::Gid(_));
-    let is_unknown = |one: &ContainerTraffic<'_>| if is_gid { one.gid() } else { one.uid() }.is_none();
-    let unknown = joined(all().filter(is_unknown).map(|one| one.container.name.clone()));
-    Some(match unknown.is_empty() {
-        true => "no container has this ID".to_owned(),
-        false => format!("no container has this ID, unless the image of {unknown} sets it"),
-    })
+    let mut all = pod.all_containers().map(|container| ContainerTraffic { pod, container, ends_before: false });
+    let is_owned = all.any(|container| container.is_owned_by(owner));
+    (!is_owned).then(|| "no container has this ID in the manifest".to_owned())
 }
 
 const fn ids(owner: TrafficOwner) -> Option<IdRange> {
@@ -153,7 +145,7 @@ const fn ids(owner: TrafficOwner) -> Option<IdRange> {
 }
 
 /// Returns an owner in words.
-fn owner_text(owner: TrafficOwner) -> String {
+pub(super) fn owner_text(owner: TrafficOwner) -> String {
     match owner {
         TrafficOwner::Any => "every process".to_owned(),
         TrafficOwner::Uid(range) => format!("uid {range}"),
@@ -218,15 +210,6 @@ impl ContainerTraffic<'_> {
         self.ends_before && !self.pod.starts_before_proxy(self.name())
     }
 
-    /// Returns whether the exclusion of an ID covers the container, which needs none, and no container among `all` that
-    /// needs it.
-    pub(super) fn is_needless(&self, exclusion: &Exclusion, all: &[Self]) -> bool {
-        let covers = |container: &Self| container.is_owned_by(exclusion.owner);
-        let is_needed = |other: &Self| other.pod.starts_before_proxy(other.name()) && covers(other);
-        let of_id = covers_everything(exclusion) && exclusion.owner != TrafficOwner::Any;
-        self.runs_after_proxy() && of_id && covers(self) && !all.iter().any(is_needed)
-    }
-
     /// Returns the UID or GID of the proxy if the container runs with it: the redirection captures no traffic of these
     /// IDs.
     pub(super) fn proxys_id(&self, policy: &Policy) -> Option<String> {
@@ -277,12 +260,20 @@ pub struct InitContainer {
     pub needless_exclusions: BTreeSet<String>,
 }
 
-/// Returns the exclusions that an init container does not need, each with its source.
+/// Returns the exclusions that an init container does not need, each with its source: those by its name, and those of an ID
+/// that no container among `all` needs.
 fn needless(container: &ContainerTraffic<'_>, all: &[ContainerTraffic<'_>], origins: &Origins) -> BTreeSet<String> {
-    let of_ids = origins.exclusions.iter().filter(|(exclusion, _)| container.is_needless(exclusion, all));
+    if !container.runs_after_proxy() {
+        return BTreeSet::new();
+    }
+    let is_needless = |exclusion: &Exclusion| {
+        let covers = |one: &ContainerTraffic<'_>| one.is_owned_by(exclusion.owner);
+        let is_needed = all.iter().any(|one| one.pod.starts_before_proxy(one.name()) && covers(one));
+        covers_everything(exclusion) && exclusion.owner != TrafficOwner::Any && covers(container) && !is_needed
+    };
+    let of_ids = origins.exclusions.iter().filter(|(exclusion, _)| is_needless(exclusion));
     let of_ids = of_ids.map(|(exclusion, source)| format!("{} ({source})", owner_text(exclusion.owner)));
-    let is_named = |exclusion: &ContainerExclusion| container.runs_after_proxy() && exclusion.name == container.name();
-    let by_name = origins.containers.iter().filter(|(exclusion, _)| is_named(exclusion));
+    let by_name = origins.containers.iter().filter(|(exclusion, _)| exclusion.name == container.name());
     let by_name = by_name.map(|(exclusion, source)| format!("container {} ({source})", exclusion.name));
     of_ids.chain(by_name).collect()
 }
@@ -295,12 +286,7 @@ impl InitContainer {
 
     /// Returns its line in the table.
     pub(super) fn row(&self) -> Vec<Cell> {
-        let when = match (self.starts_before_proxy, self.sidecar) {
-            (true, false) => "runs before istio-proxy starts",
-            (true, true) => "starts before istio-proxy, and keeps running",
-            (false, false) => "runs after istio-proxy has started",
-            (false, true) => "starts after istio-proxy, and keeps running",
-        };
+        let when = if self.starts_before_proxy { "starts before istio-proxy" } else { "starts after istio-proxy" };
         let (what, tone) = match (self.needs_exclusion, self.excluded) {
             (true, ExcludedPart::All) => ("needs an exclusion, and is excluded", Tone::Good),
             (true, ExcludedPart::Some) => ("needs an exclusion; only a part of its traffic is excluded", Tone::Notable),

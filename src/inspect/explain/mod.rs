@@ -17,18 +17,17 @@ use crate::inspect::configurations::SelectedNetwork;
 use crate::inspect::elements::scope_text;
 use crate::inspect::subject::{ConfigurationOrigin, PlannedFormat, Subject, planned_format};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone, cut_list, joined};
-use crate::networks::PodNetwork;
 use crate::plugin::primary::{NetworkRunner, UNREAD, united};
 use crate::policy::Policy;
 use crate::sub_plugins::{
-    ChainOutput, ConsideredRule, DecidedRequest, Decision, Origins, SkipReason, considered, pod_skip_reason,
+    ChainOutput, ConsideredRule, DecidedRequest, Decision, Origins, SkipReason, considered, guards, pod_skip_reason,
 };
 use evaluation::{ADD_FAILS, Evaluation, ambient_notes, evaluate, has_redirect};
 use exclusions::{excluded_containers, excluded_traffic, grouped, init_containers, sources_of, unowned};
 use serde::Serialize;
 use settings::{settings, uncaptured};
 use std::collections::HashSet;
-use warnings::{usual_annotations, warnings};
+use warnings::warnings;
 
 /// The report about one pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -100,17 +99,14 @@ const NEEDED_ON_NODE: &str = "excluded containers need the agent with --nri-sock
     otherwise, their traffic is captured";
 
 impl Explanation {
-    /// Returns the explanation of a pod whose ADD fails before its traffic is decided.
-    fn failed(subject: &Subject, error: &Error) -> Self {
+    /// Returns what is known before the pod's traffic is decided.
+    fn of(subject: &Subject) -> Self {
         Self {
             pod: subject.name(),
             template_of: subject.template_of.clone(),
-            add_fails: Some(error.to_string()),
             network: subject.conf.name.clone(),
             configuration: subject.origin.clone(),
             networks: networks_of(subject),
-            decision: "not redirected: it does not start".to_owned(),
-            warnings: vec![Warning::new(ADD_FAILS, error.to_string(), "")],
             ..Self::default()
         }
     }
@@ -130,7 +126,12 @@ impl TextReport for Vec<Explanation> {
 /// Explains a pod, also one whose ADD fails: as far as its configuration can be evaluated.
 #[must_use]
 pub fn explained(subject: &Subject) -> Explanation {
-    explain(subject).unwrap_or_else(|error| Explanation::failed(subject, &error))
+    explain(subject).unwrap_or_else(|error| Explanation {
+        add_fails: Some(error.to_string()),
+        decision: "not redirected: it does not start".to_owned(),
+        warnings: vec![Warning::new(ADD_FAILS, error.to_string(), "")],
+        ..Explanation::of(subject)
+    })
 }
 
 /// Evaluates the pod as an ADD would.
@@ -169,13 +170,8 @@ pub fn explain(subject: &Subject) -> Result<Explanation, Error> {
     let warnings = warnings(subject, &evaluations, &policy, &init_containers);
     let failing = warnings.iter().find(|warning| warning.code == ADD_FAILS);
     Ok(Explanation {
-        pod: subject.name(),
-        template_of: subject.template_of.clone(),
         add_fails: failing.map(ToString::to_string),
-        network: subject.conf.name.clone(),
-        configuration: subject.origin.clone(),
         rule_format: redirect.map(|_| planned_format(subject)),
-        networks: networks_of(subject),
         redirected: redirect.is_some(),
         decision: decisive.map_or_else(|| NO_CHAIN.to_owned(), Evaluation::decision),
         considered: decisive.map(|decisive| conditions(subject, decisive)).unwrap_or_default(),
@@ -185,7 +181,10 @@ pub fn explain(subject: &Subject) -> Result<Explanation, Error> {
             gid: redirect.proxy_gid.clone(),
             gid_sources: sources_of(&origins.settings, |key| *key == "proxy_gid"),
         }),
-        guard: ExplainedGuard::of(&policy, &evaluations),
+        guard: policy.guard.as_ref().map(|_| {
+            let blocks = evaluations.iter().flat_map(|one| guards(&one.conf.chain));
+            ExplainedGuard { unexplained: "rejected", sources: blocks.map(|block| block.path.clone()).collect() }
+        }),
         excluded_containers: excluded_containers(&policy, &origins),
         requests: origins.requests,
         notes: notes(subject, &evaluations, &policy),
@@ -194,18 +193,16 @@ pub fn explain(subject: &Subject) -> Result<Explanation, Error> {
         init_containers,
         warnings,
         policy,
-        all: false,
+        ..Explanation::of(subject)
     })
 }
 
 fn notes(subject: &Subject, evaluations: &[Evaluation<'_>], policy: &Policy) -> Vec<String> {
     let networks = subject.networks.iter().flat_map(|preview| preview.warnings.iter().cloned());
     let evaluations = evaluations.iter().flat_map(|one| one.notes.iter().cloned());
-    let usual = policy.redirect().into_iter().flat_map(|_| usual_annotations(&subject.facts.pod));
-    let by_ambient = ambient_notes(&subject.facts, policy);
     let on_node = (!policy.containers.is_empty()).then(|| NEEDED_ON_NODE.to_owned());
     let all = subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).chain(on_node);
-    all.chain(by_ambient).chain(usual).collect()
+    all.chain(ambient_notes(&subject.facts, policy)).collect()
 }
 
 /// Returns the evaluated conditions, up to the one that decided: that the configuration applies and redirects, those of the
@@ -218,29 +215,24 @@ fn conditions(subject: &Subject, evaluation: &Evaluation<'_>) -> Vec<ConsideredR
         Err(why) => return vec![rule(applies, why.clone(), false)],
     };
     let mut all = vec![rule(applies, format!("namespace {} is not excluded", pod.namespace), true)];
-    let skipped = match decision {
-        Decision::LeaveAlone(reason) => Some(reason),
-        _ => None,
+    let in_chain = |holds| {
+        let types = evaluation.conf.chain.iter().filter_map(|block| block.keys.get("type")?.as_str());
+        rule("the sub-plugin chain contains istio-redirect", joined(types), holds)
     };
-    if let Some(SkipReason::Ambient(enrolled_by)) = skipped {
-        all.push(rule("the pod has its own network", "hostNetwork is false".to_owned(), true));
-        all.push(rule("the pod is not in the ambient mesh", enrolled_by.to_string(), false));
-        return all;
+    match decision {
+        Decision::LeaveAlone(SkipReason::Ambient(enrolled_by)) => {
+            all.push(rule("the pod has its own network", "hostNetwork is false".to_owned(), true));
+            all.push(rule("the pod is not in the ambient mesh", enrolled_by.to_string(), false));
+        }
+        Decision::LeaveAlone(SkipReason::NotInChain) => all.push(in_chain(false)),
+        _ => {
+            all.extend(has_redirect(&evaluation.conf.chain).then(|| in_chain(true)));
+            all.extend(considered(pod));
+        }
     }
-    let (chain, is_elsewhere) = (&evaluation.conf.chain, matches!(skipped, Some(SkipReason::NotInChain)));
-    let has_redirect = has_redirect(chain);
-    if has_redirect || is_elsewhere {
-        let types = joined(chain.iter().filter_map(|block| block.keys.get("type")?.as_str()));
-        let found = if types.is_empty() { "the chain is empty".to_owned() } else { types };
-        all.push(rule("the sub-plugin chain contains istio-redirect", found, has_redirect));
-    }
-    if !is_elsewhere {
-        all.extend(considered(pod));
-    }
-    if let Some(SkipReason::ModeNone) = skipped {
-        let source = origins.settings.iter().find(|(key, _)| *key == "inbound_interception_mode");
-        let source = source.map_or_else(|| "pod".to_owned(), |(_, source)| source.to_string());
-        all.push(rule("interception is enabled", format!("the interception mode is NONE ({source})"), false));
+    if *decision == Decision::LeaveAlone(SkipReason::ModeNone) {
+        let sources = sources_of(&origins.settings, |key| *key == "inbound_interception_mode").join("; ");
+        all.push(rule("interception is enabled", format!("the interception mode is NONE ({sources})"), false));
     }
     all
 }
@@ -324,42 +316,37 @@ pub struct NetworkReport {
 
 /// Returns the networks of a pod: those of a primary plugin, and those that its annotation selects.
 fn networks_of(subject: &Subject) -> Vec<NetworkReport> {
-    let previewed = subject.networks.iter().flat_map(|preview| &preview.networks);
-    let mut all: Vec<NetworkReport> =
-        previewed.map(|(network, runner)| NetworkReport::of(network, *runner, &subject.selected)).collect();
-    for SelectedNetwork { name, leads_to } in &subject.selected {
-        if all.iter().all(|known| known.name != *name) {
-            let (name, leads_to) = (name.clone(), Some(leads_to.text()));
-            all.push(NetworkReport { name, selected_by: "pod", leads_to, ..NetworkReport::default() });
-        }
-    }
-    all
-}
-
-impl NetworkReport {
-    fn of(network: &PodNetwork, runner: NetworkRunner, selected: &[SelectedNetwork]) -> Self {
+    let selected = subject.selected.iter().map(|SelectedNetwork { name, leads_to }| NetworkReport {
+        name: name.clone(),
+        selected_by: "pod",
+        leads_to: Some(leads_to.text()),
+        ..NetworkReport::default()
+    });
+    let mut all: Vec<NetworkReport> = Vec::new();
+    for (network, runner) in subject.networks.iter().flat_map(|preview| &preview.networks) {
         let types = network.configuration.types().filter(|kind| *kind != UNREAD);
-        Self {
+        all.push(NetworkReport {
             name: network.name.clone(),
             selected_by: if network.selection.is_some() { "pod" } else { "configuration" },
-            interface: (runner == NetworkRunner::Delegate).then(|| network.interface.clone()),
+            interface: (*runner == NetworkRunner::Delegate).then(|| network.interface.clone()),
             types: types.map(str::to_owned).collect(),
             runs: match runner {
                 NetworkRunner::Delegate => "delegate",
                 NetworkRunner::Chain => "chain",
                 NetworkRunner::Here => "in-process",
             },
-            leads_to: selected.iter().find(|one| one.name == network.name).map(|one| one.leads_to.text()),
-        }
+            leads_to: selected.clone().find(|one| one.name == network.name).and_then(|one| one.leads_to),
+        });
     }
+    let others: Vec<_> = selected.filter(|one| all.iter().all(|known| known.name != one.name)).collect();
+    all.extend(others);
+    all
+}
 
+impl NetworkReport {
     fn row(&self) -> Vec<Cell> {
-        let types = if self.types.is_empty() { "unknown type".to_owned() } else { self.types.join(", ") };
-        let runs = match (self.runs, &self.interface) {
-            ("", _) => String::new(),
-            (runs, Some(interface)) => format!("{types}, {runs}, {interface}"),
-            (runs, None) => format!("{types}, {runs}"),
-        };
+        let types = self.types.iter().map(String::as_str);
+        let runs = joined(types.chain([self.runs]).chain(self.interface.as_deref()));
         let leads_to = match &self.leads_to {
             Some(lead) => format!("→ {lead}"),
             None => format!("selected by {}", self.selected_by),

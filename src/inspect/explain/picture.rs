@@ -48,7 +48,6 @@ const MAX_BYPASSES: usize = 24;
 struct Row {
     name: String,
     detail: String,
-    ends_before: bool,
     /// The class of the arrow: one of [`LEGEND`].
     color: &'static str,
     /// The port of the sidecar that it passes.
@@ -70,7 +69,7 @@ impl Row {
     fn of_container(container: &ContainerTraffic<'_>, what: impl Into<String>) -> Self {
         let uid = container.uid().map_or_else(|| "unknown UID".to_owned(), |uid| format!("UID {uid}"));
         let detail = if container.ends_before { format!("init container, {uid}") } else { uid };
-        Self { ends_before: container.ends_before, ..Self::new(container.name(), detail, what, "anywhere") }
+        Self::new(container.name(), detail, what, "anywhere")
     }
 }
 
@@ -106,18 +105,18 @@ pub fn picture(subject: &Subject, explanation: &Explanation) -> String {
         drawing.area("pod", (x, TOP), (width, height), 14);
         drawing.text("head", (x + 22, TOP + 26), heading, MAX_TEXT);
     }
-    if let Some(redirect) = redirect {
+    if redirect.is_some() {
         // The rows below the sidecar bypass it.
         let captured = rows.iter().filter(|row| row.port.is_some()).count();
         drawing.area("sidecar", (SIDECAR, TOP + 8), (SIDECAR_WIDTH, height_of(captured) - 16), 12);
         let (proxy, kind) = match (policy.ambient, policy.redirect()) {
-            (true, _) => ("ztunnel".to_owned(), "ambient mesh"),
-            (false, None) => ("istio-proxy".to_owned(), "captured by istio-init"),
-            _ if pod.is_init_container(PROXY_CONTAINER) => (proxy(redirect), "native sidecar"),
-            _ => (proxy(redirect), "not a native sidecar"),
+            (true, _) => ("ztunnel", "ambient mesh"),
+            (false, None) => (PROXY_CONTAINER, "captured by istio-init"),
+            _ if pod.is_init_container(PROXY_CONTAINER) => (PROXY_CONTAINER, "native sidecar"),
+            _ => (PROXY_CONTAINER, "not a native sidecar"),
         };
         let middle = SIDECAR + SIDECAR_WIDTH / 2;
-        drawing.text("name mid", (middle, TOP + 28), &proxy, 36);
+        drawing.text("name mid", (middle, TOP + 28), proxy, 36);
         drawing.text("soft mid", (middle, TOP + 46), kind, MAX_TEXT);
     }
     for (row, y) in rows.iter().zip((TOP + HEAD..).step_by(ROW)) {
@@ -143,13 +142,6 @@ fn captured_by_others(pod: &Pod, policy: &Policy) -> Redirect {
         inbound_ports_exclude: Ports::List(Vec::new()),
         dns: if captures_dns { DnsCapture::All } else { DnsCapture::Off },
         ..Redirect::default()
-    }
-}
-
-fn proxy(redirect: &Redirect) -> String {
-    match redirect.proxy_uid.is_empty() {
-        false => format!("istio-proxy, UID {}", joined(&redirect.proxy_uid)),
-        true => format!("istio-proxy, GID {}", joined(&redirect.proxy_gid)),
     }
 }
 
@@ -223,9 +215,8 @@ struct Drawing {
 impl Drawing {
     /// Adds a row: the sender, an arrow through or past the sidecar, and the destination. Inbound traffic arrives from there.
     fn row(&mut self, row: &Row, y: usize) {
-        let Row { name, detail, ends_before, color, port, what, to, sources } = row;
-        let class = if *ends_before { "card ends" } else { "card" };
-        self.area(class, (CARD, y), (CARD_WIDTH, CARD_HEIGHT), 9);
+        let Row { name, detail, color, port, what, to, sources } = row;
+        self.area("card", (CARD, y), (CARD_WIDTH, CARD_HEIGHT), 9);
         self.text("name", (CARD + 14, y + 23), name, 25);
         self.text("soft", (CARD + 14, y + 42), detail, 31);
         let middle = y + CARD_HEIGHT / 2;

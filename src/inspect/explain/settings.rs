@@ -1,11 +1,10 @@
 //! The settings of the redirection as `explain` shows them: key, value, sources; and the traffic that they exclude:
 //! ports, ranges, groups and interfaces. What Istio excludes by default is not listed.
 
-use super::evaluation::Evaluation;
 use super::exclusions::{ExcludedTraffic, sources_of};
 use crate::inspect::terminal::joined;
-use crate::policy::{Groups, IdRange, Policy, Ports, Ranges, Redirect, TrafficOwner};
-use crate::sub_plugins::{SettingSource, guards, setting_values};
+use crate::policy::{Groups, IdRange, Ports, Ranges, Redirect, TrafficOwner};
+use crate::sub_plugins::{SettingSource, setting_values};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -58,15 +57,6 @@ pub struct ExplainedGuard {
     pub sources: Vec<String>,
 }
 
-impl ExplainedGuard {
-    /// Returns the guard of a pod; `None` if it has none.
-    pub(super) fn of(policy: &Policy, evaluations: &[Evaluation<'_>]) -> Option<Self> {
-        policy.guard.as_ref()?;
-        let blocks = evaluations.iter().flat_map(|one| guards(&one.conf.chain));
-        Some(Self { unexplained: "rejected", sources: blocks.map(|block| block.path.clone()).collect() })
-    }
-}
-
 fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
@@ -74,36 +64,31 @@ fn plain(value: &Value) -> String {
 /// Returns the traffic that `redirect` does not capture, with the sources in `settings`.
 pub(super) fn uncaptured(redirect: &Redirect, settings: &[Setting]) -> Vec<ExcludedTraffic> {
     let default = Redirect::default();
-    // All outbound TCP.
-    let of = |keys: &[&str]| {
+    let traffic = |direction, who: &str, protocol: &str, ports: Vec<String>, to: &str, keys: &[&str]| {
         let of_keys = settings.iter().filter(|setting| keys.contains(&setting.key) && !setting.is_default());
         ExcludedTraffic {
-            direction: "outbound",
-            who: "every process".to_owned(),
-            protocol: "tcp".to_owned(),
-            ports: Vec::new(),
-            to: "anywhere".to_owned(),
+            direction,
+            who: who.to_owned(),
+            protocol: protocol.to_owned(),
+            ports,
+            to: to.to_owned(),
             sources: of_keys.flat_map(|setting| setting.sources.clone()).collect(),
             note: None,
             owner: TrafficOwner::Any,
         }
     };
-    let everything = |who, keys: &[&str]| ExcludedTraffic { who, protocol: "everything".to_owned(), ..of(keys) };
-    let inbound = |ports, to, keys: &[&str]| {
-        let who = "every client".to_owned();
-        ExcludedTraffic { direction: "inbound", who, ports, to, ..of(keys) }
-    };
+    let outbound = |to: &str, keys: &[&str]| traffic("outbound", "every process", "tcp", Vec::new(), to, keys);
+    let of_groups = |who: &str, keys: &[&str]| traffic("outbound", who, "everything", Vec::new(), "anywhere", keys);
+    let inbound = |ports, to: &str, keys: &[&str]| traffic("inbound", "every client", "tcp", ports, to, keys);
     let mut all = Vec::new();
     let ports = excluded_ports(&redirect.outbound_ports_exclude, &default.outbound_ports_exclude);
-    all.extend(ports.map(|ports| ExcludedTraffic {
-        protocol: "tcp and udp".to_owned(),
-        ports,
-        ..of(&["outbound_ports_exclude"])
+    all.extend(ports.map(|ports| {
+        traffic("outbound", "every process", "tcp and udp", ports, "anywhere", &["outbound_ports_exclude"])
     }));
     match &redirect.outbound_ip_ranges_exclude {
         Ranges::List(nets) if nets.is_empty() => {}
-        Ranges::List(nets) => all.push(ExcludedTraffic { to: joined(nets), ..of(&["outbound_ip_ranges_exclude"]) }),
-        Ranges::All => all.push(of(&["outbound_ip_ranges_exclude"])),
+        Ranges::List(nets) => all.push(outbound(&joined(nets), &["outbound_ip_ranges_exclude"])),
+        Ranges::All => all.push(outbound("anywhere", &["outbound_ip_ranges_exclude"])),
     }
     if let (Ranges::List(nets), Ports::List(ports)) =
         (&redirect.outbound_ip_ranges_include, &redirect.outbound_ports_include)
@@ -111,33 +96,32 @@ pub(super) fn uncaptured(redirect: &Redirect, settings: &[Setting]) -> Vec<Exclu
         let ports = (!ports.is_empty()).then(|| format!("port {}", joined(ports)));
         let captured = joined(nets.iter().map(ToString::to_string).chain(ports));
         let to = if captured.is_empty() { "anywhere".to_owned() } else { format!("other than {captured}") };
-        all.push(ExcludedTraffic { to, ..of(&["outbound_ip_ranges_include", "outbound_ports_include"]) });
+        all.push(outbound(&to, &["outbound_ip_ranges_include", "outbound_ports_include"]));
     }
     all.extend(redirect.owner_groups_exclude.iter().map(|gid| {
         let owner = TrafficOwner::Gid(IdRange::one(*gid));
-        ExcludedTraffic { owner, ..everything(format!("gid {gid}"), &["owner_groups_exclude"]) }
+        ExcludedTraffic { owner, ..of_groups(&format!("gid {gid}"), &["owner_groups_exclude"]) }
     }));
     if let Groups::List(gids) = &redirect.owner_groups_include {
         let others = || format!("every gid other than {}", joined(gids));
         let who = if gids.is_empty() { "every process".to_owned() } else { others() };
-        all.push(everything(who, &["owner_groups_include", "owner_groups_exclude"]));
+        all.push(of_groups(&who, &["owner_groups_include", "owner_groups_exclude"]));
     }
     match &redirect.inbound_ports_include {
         Ports::All => {
             let ports = excluded_ports(&redirect.inbound_ports_exclude, &default.inbound_ports_exclude);
-            all.extend(ports.map(|ports| inbound(ports, "the pod".to_owned(), &["inbound_ports_exclude"])));
+            all.extend(ports.map(|ports| inbound(ports, "the pod", &["inbound_ports_exclude"])));
         }
         Ports::List(ports) => {
             let except = (!ports.is_empty()).then(|| format!(" at ports other than {}", joined(ports)));
             let to = format!("the pod{}", except.unwrap_or_default());
-            all.push(inbound(Vec::new(), to, &["inbound_ports_include"]));
+            all.push(inbound(Vec::new(), &to, &["inbound_ports_include"]));
         }
     }
     if !redirect.exclude_interfaces.is_empty() {
         let keys = ["exclude_interfaces", "capture_secondary_networks"];
         let to = format!("anywhere through {}", redirect.exclude_interfaces.join(", "));
-        let both = everything("every process and client".to_owned(), &keys);
-        all.push(ExcludedTraffic { direction: "both", to, ..both });
+        all.push(traffic("both", "every process and client", "everything", Vec::new(), &to, &keys));
     }
     all
 }

@@ -1,7 +1,9 @@
 //! Warnings about a configuration or a pod that is valid, but hardly ever has the intended effect.
 
 use super::evaluation::{Evaluation, NOT_IN_CHAIN};
-use super::exclusions::{ContainerTraffic, ExcludedPart, InitContainer, application_containers, covers_everything};
+use super::exclusions::{
+    ContainerTraffic, ExcludedPart, InitContainer, application_containers, covers_everything, owner_text,
+};
 use super::settings::excluded_ports;
 use crate::cni::{NetConf, RuleFormat};
 use crate::inspect::subject::Subject;
@@ -14,7 +16,7 @@ use crate::pod::{Facts, Namespace, Pod};
 use crate::policy::{
     DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };
-use crate::sub_plugins::{self, SubPlugin, Warning};
+use crate::sub_plugins::{self, Warning};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 
@@ -88,24 +90,13 @@ pub(super) fn warnings(
     all
 }
 
-/// The annotations that exclude destinations in every mode of the mesh, each with that of Istio for sidecars.
-const OF_DESTINATIONS: [(&str, &str); 2] =
-    [(EXCLUDE_DESTINATION_PORTS, EXCLUDE_OUTBOUND_PORTS), (EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_RANGES)];
-
 /// Warns about Istio's annotations for sidecars.
 fn annotations_for_sidecars(pod: &Pod) -> impl Iterator<Item = Warning> {
-    let present = OF_DESTINATIONS.into_iter().filter(|(_, istios)| pod.annotations.contains_key(*istios));
-    present.map(|(own, istios)| {
+    let all =
+        [(EXCLUDE_DESTINATION_PORTS, EXCLUDE_OUTBOUND_PORTS), (EXCLUDE_DESTINATION_RANGES, EXCLUDE_OUTBOUND_RANGES)];
+    all.into_iter().filter(|(_, istios)| pod.annotations.contains_key(*istios)).map(|(own, istios)| {
         let next = format!("use {own}, with destination-exclude in the sub-plugin chain");
         Warning::new("annotation-for-sidecars", format!("annotation {istios} has no effect in the ambient mesh"), next)
-    })
-}
-
-/// Names Istio's annotations of a pod with a sidecar for what it excludes with detour's.
-pub(super) fn usual_annotations(pod: &Pod) -> impl Iterator<Item = String> {
-    let present = OF_DESTINATIONS.into_iter().filter(|(own, _)| pod.annotations.contains_key(*own));
-    present.map(|(own, istios)| {
-        format!("annotation {own} also excludes DNS; with a sidecar, the usual annotation is {istios}")
     })
 }
 
@@ -125,39 +116,15 @@ fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Polic
         let name = container.name();
         let of_ids = policy.exclusions.iter().filter(|e| covers_everything(e) && e.owner != TrafficOwner::Any);
         let owner = of_ids.map(|e| e.owner).find(|owner| container.is_owned_by(*owner));
-        let (runs_as, next) = if let Some(owner) = owner {
-            let id = match owner {
-                TrafficOwner::Gid(_) => format!("GID {}", container.gid().unwrap_or_default()),
-                TrafficOwner::Uid(_) | TrafficOwner::Any => format!("UID {}", container.uid().unwrap_or_default()),
-            };
-            let next = format!(
-                "{}, exclude only some ports of this ID (detour.io/exclude-outbound-ports-for-uids), or run {name} as \
-                 another ID",
-                exclude_by_name(containers, owner)
-            );
-            (format!("{id}, which is excluded"), next)
-        } else {
-            (format!("{}, as istio-proxy does", container.proxys_id(policy)?), format!("run {name} as another ID"))
+        let id = owner.map_or_else(|| container.proxys_id(policy), |owner| Some(owner_text(owner)))?;
+        let (whose, instead) = match owner {
+            Some(_) => ("which is excluded", "exclude containers by name (detour.io/exclude-containers), or "),
+            None => ("as istio-proxy does", ""),
         };
-        let what = format!("container {name} runs as {runs_as}: all traffic that it sends bypasses the mesh");
-        Some(Warning::new("excluded-with-application", what, next))
+        let what = format!("container {name} runs as {id}, {whose}: all traffic that it sends bypasses the mesh");
+        Some(Warning::new("excluded-with-application", what, format!("{instead}run {name} as another ID")))
     };
     containers.iter().filter(|container| !container.ends_before).filter_map(warning).collect()
-}
-
-/// Returns the hint to exclude the init containers that run as `owner` by their names. The exclusion of the ID is
-/// probably intended for them.
-fn exclude_by_name(containers: &[ContainerTraffic<'_>], owner: TrafficOwner) -> String {
-    let init = containers.iter().filter(|container| container.ends_before && container.is_owned_by(owner));
-    match init.map(ContainerTraffic::name).collect::<Vec<_>>().as_slice() {
-        [] => format!("exclude a container instead of its ID ({EXCLUDE_CONTAINERS})"),
-        names => format!("exclude a container instead of its ID ({})", annotation_for(&names.join(","))),
-    }
-}
-
-/// Returns the annotation that excludes these containers, with the sub-plugin that it needs.
-fn annotation_for(names: &str) -> String {
-    format!("annotation {EXCLUDE_CONTAINERS}: \"{names}\", sub-plugin {}", SubPlugin::ContainerExclude.name())
 }
 
 /// Warns about an excluded init container that the proxy could serve: a native sidecar has started before it.
@@ -195,9 +162,9 @@ fn early_container_hint(container: &ContainerTraffic<'_>, all: &[ContainerTraffi
     let of_uid = |uid| format!("exclude its UID: annotation {EXCLUDE_UIDS}: \"{uid}\"; or ");
     let by_uid = container.uid().filter(|uid| !is_application(uid)).map(of_uid).unwrap_or_default();
     format!(
-        "{by_uid}exclude it by name: {}; or make istio-proxy a native sidecar that starts before it (the default since \
-         Istio 1.27; ENABLE_NATIVE_SIDECARS of istiod)",
-        annotation_for(container.name())
+        "{by_uid}exclude it by name: annotation {EXCLUDE_CONTAINERS}: \"{}\", sub-plugin container-exclude; or make \
+         istio-proxy a native sidecar that starts before it (the default since Istio 1.27; ENABLE_NATIVE_SIDECARS of istiod)",
+        container.name()
     )
 }
 
