@@ -171,7 +171,8 @@ fn bypasses(live: &LiveRules, report: &RulesReport, all: bool) -> (Vec<Bypass>, 
     let Some(desired) = &live.desired else { return (foreign.collect(), 0) };
     let usual = usual_rules(desired);
     let is_exclusion = |line: &&RuleLine| {
-        let is_usual = || usual.iter().any(|one| (&one.chain, &one.rule) == (&line.chain, &line.rule));
+        let equals = |one: &RuleLine| one.table == line.table && one.chain == line.chain && one.rule == line.rule;
+        let is_usual = || usual.iter().any(equals);
         let ends = ["RETURN", "return", "ACCEPT", "accept"].iter().any(|verdict| line.rule.ends_with(verdict));
         let is_bypass = if line.table == TABLE { line.chain == EXCLUSIONS } else { ends && !is_usual() };
         line.mark == Mark::Fine && is_bypass && (all || line.packets.is_some_and(|packets| packets > 0))

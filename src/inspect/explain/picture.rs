@@ -105,18 +105,18 @@ pub fn picture(subject: &Subject, explanation: &Explanation) -> String {
         drawing.area("pod", (x, TOP), (width, height), 14);
         drawing.text("head", (x + 22, TOP + 26), heading, MAX_TEXT);
     }
-    if redirect.is_some() {
+    if let Some(redirect) = redirect {
         // The rows below the sidecar bypass it.
         let captured = rows.iter().filter(|row| row.port.is_some()).count();
         drawing.area("sidecar", (SIDECAR, TOP + 8), (SIDECAR_WIDTH, height_of(captured) - 16), 12);
         let (proxy, kind) = match (policy.ambient, policy.redirect()) {
-            (true, _) => ("ztunnel", "ambient mesh"),
-            (false, None) => (PROXY_CONTAINER, "captured by istio-init"),
-            _ if pod.is_init_container(PROXY_CONTAINER) => (PROXY_CONTAINER, "native sidecar"),
-            _ => (PROXY_CONTAINER, "not a native sidecar"),
+            (true, _) => ("ztunnel".to_owned(), "ambient mesh"),
+            (false, None) => (PROXY_CONTAINER.to_owned(), "captured by istio-init"),
+            _ if pod.is_init_container(PROXY_CONTAINER) => (proxy(redirect), "native sidecar"),
+            _ => (proxy(redirect), "not a native sidecar"),
         };
         let middle = SIDECAR + SIDECAR_WIDTH / 2;
-        drawing.text("name mid", (middle, TOP + 28), proxy, 36);
+        drawing.text("name mid", (middle, TOP + 28), &proxy, 36);
         drawing.text("soft mid", (middle, TOP + 46), kind, MAX_TEXT);
     }
     for (row, y) in rows.iter().zip((TOP + HEAD..).step_by(ROW)) {
@@ -142,6 +142,13 @@ fn captured_by_others(pod: &Pod, policy: &Policy) -> Redirect {
         inbound_ports_exclude: Ports::List(Vec::new()),
         dns: if captures_dns { DnsCapture::All } else { DnsCapture::Off },
         ..Redirect::default()
+    }
+}
+
+fn proxy(redirect: &Redirect) -> String {
+    match redirect.proxy_uid.is_empty() {
+        false => format!("{PROXY_CONTAINER}, UID {}", joined(&redirect.proxy_uid)),
+        true => format!("{PROXY_CONTAINER}, GID {}", joined(&redirect.proxy_gid)),
     }
 }
 
