@@ -36,7 +36,7 @@ pub struct Kubernetes {
     /// `cni_bin_dir`: searched for executables before `CNI_PATH`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cni_bin_dir: Option<PathBuf>,
-    /// `timeout_seconds`: the timeout for the facts of an ADD, all attempts included.
+    /// `timeout_seconds`: the timeout of each lookup (pod with namespace, definitions), all attempts included.
     #[serde(rename = "timeout_seconds", serialize_with = "seconds")]
     pub timeout: Duration,
     /// `agent_namespace`, or istio-cni's `pod_namespace`.
