@@ -140,7 +140,7 @@ impl AgentClient {
         };
         tracing::debug!(facts = "api", why, "asking the API server instead of the agent");
         let is_connected = !matches!(no_answer, NoAnswer::NotConnected(_));
-        fallback(&api.as_fallback(started, timeout, is_connected)).map_err(|error| {
+        fallback(&api.since(started, timeout, is_connected)).map_err(|error| {
             let separator = if error.details.is_empty() { "" } else { "; " };
             let details = format!("{}{separator}agent_socket {socket}: {why}", error.details);
             error.with_details(details)

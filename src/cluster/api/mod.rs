@@ -10,8 +10,8 @@ use crate::cluster::resources::{
 use crate::cluster::{Cluster, Definitions, uid_mismatch};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
-use futures_util::TryStreamExt;
-use futures_util::future::{join_all, try_join_all};
+use futures_util::future::try_join_all;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::Event as ApiEvent;
 use k8s_openapi::jiff::Timestamp;
@@ -124,9 +124,9 @@ impl Api {
         Self { limits: Limits { retries: false, ..self.limits }, ..self }
     }
 
-    /// Returns the same server for a lookup that began at `started` with another source, which did not answer.
-    /// `is_connected`: that source accepted a connection.
-    pub(in crate::cluster) fn as_fallback(&self, started: Instant, timeout: Duration, is_connected: bool) -> Self {
+    /// Returns the same server with one limit for all requests, which began at `started`. `is_connected`: another source was
+    /// asked first, and accepted a connection.
+    pub(in crate::cluster) fn since(&self, started: Instant, timeout: Duration, is_connected: bool) -> Self {
         let limits = Limits { timeout, started: Some(started), needs_connection: !is_connected, ..self.limits };
         Self { limits, ..self.clone() }
     }
@@ -217,13 +217,14 @@ impl Api {
         }
     }
 
-    /// Sets the network status and records the Events concurrently. "Not found" is not retried: the pod existed.
+    /// Sets the network status, then records the Events: concurrent requests would need several connections, and a TLS
+    /// handshake costs more than a request. "Not found" is not retried: the pod existed.
     pub(crate) async fn send_report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
+        let limited = self.since(Instant::now(), WRITE_TIMEOUT.min(self.limits.timeout), false);
         let status = status.map(|status| network_status(pod, status));
-        let requests = status.into_iter().chain(events.iter().map(|one| event(pod, one)));
-        let requests = requests.collect::<Result<Vec<_>, _>>()?;
-        let limited = self.within(WRITE_TIMEOUT.min(self.limits.timeout));
-        Error::all(join_all(requests.iter().map(|request| limited.sent(request, |_: IgnoredAny| Ok(())))).await)
+        let requests = stream::iter(status.into_iter().chain(events.iter().map(|one| event(pod, one))));
+        let sent = requests.then(async |request| limited.sent(&request?, |_: IgnoredAny| Ok(())).await);
+        Error::all(sent.collect::<Vec<_>>().await)
     }
 }
 
