@@ -77,8 +77,8 @@ pub trait Cluster: Definitions {
     fn probe(&self) -> Result<(), Error>;
 
     /// Reports the result of a call: sets the pod's annotation `k8s.v1.cni.cncf.io/network-status` to `status`, unless
-    /// that is `None` or the pod was replaced (`pod.uid`), and records the events. This
-    /// takes two seconds at most.
+    /// that is `None` or the pod was replaced (`pod.uid`), and records the events, within two
+    /// seconds in all.
     ///
     /// # Errors
     /// The requests that failed. Callers continue: the pod does not depend on the report.

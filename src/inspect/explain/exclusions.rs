@@ -145,7 +145,7 @@ const fn ids(owner: TrafficOwner) -> Option<IdRange> {
 }
 
 /// Returns an owner in words.
-pub(super) fn owner_text(owner: TrafficOwner) -> String {
+fn owner_text(owner: TrafficOwner) -> String {
     match owner {
         TrafficOwner::Any => "every process".to_owned(),
         TrafficOwner::Uid(range) => format!("uid {range}"),

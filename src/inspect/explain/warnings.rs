@@ -1,9 +1,7 @@
 //! Warnings about a configuration or a pod that is valid, but hardly ever has the intended effect.
 
 use super::evaluation::{Evaluation, NOT_IN_CHAIN};
-use super::exclusions::{
-    ContainerTraffic, ExcludedPart, InitContainer, application_containers, covers_everything, owner_text,
-};
+use super::exclusions::{ContainerTraffic, ExcludedPart, InitContainer, application_containers, covers_everything};
 use super::settings::excluded_ports;
 use crate::cni::{NetConf, RuleFormat};
 use crate::inspect::subject::Subject;
@@ -116,7 +114,11 @@ fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Polic
         let name = container.name();
         let of_ids = policy.exclusions.iter().filter(|e| covers_everything(e) && e.owner != TrafficOwner::Any);
         let owner = of_ids.map(|e| e.owner).find(|owner| container.is_owned_by(*owner));
-        let id = owner.map_or_else(|| container.proxys_id(policy), |owner| Some(owner_text(owner)))?;
+        let id = match owner {
+            Some(TrafficOwner::Gid(_)) => format!("GID {}", container.gid()?),
+            Some(_) => format!("UID {}", container.uid()?),
+            None => container.proxys_id(policy)?,
+        };
         let (whose, instead) = match owner {
             Some(_) => ("which is excluded", "exclude containers by name (detour.io/exclude-containers), or "),
             None => ("as istio-proxy does", ""),
